@@ -1,0 +1,28 @@
+"""Rollstream runs distributed reinforcement learning as dataflow.
+
+>>> import rollstream as rs
+>>> from rollstream import flow
+>>> with rs.engine("inline") as engine:
+...     squares = flow.from_items([1, 2, 3]).for_each(lambda x: x * x)
+...     list(squares)
+[1, 4, 9]
+"""
+
+from rollstream import flow
+from rollstream.engine import Deadlock, Deferred, EngineClosed, EngineError, RollstreamError, engine
+from rollstream.flow import OperatorError, PlanError, StateError
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Deadlock",
+    "Deferred",
+    "EngineClosed",
+    "EngineError",
+    "OperatorError",
+    "PlanError",
+    "RollstreamError",
+    "StateError",
+    "engine",
+    "flow",
+]

@@ -1,0 +1,185 @@
+"""Actors: the handle a sender holds, and the cell an instance lives in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rollstream.engine.errors import EngineError
+from rollstream.engine.future import Future, Ref
+
+if TYPE_CHECKING:
+    from rollstream.engine.base import Engine
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class ActorContext:
+    """What an instance may know of its own actor: ask for it with a parameter called `context`."""
+
+    name: str
+    index: int
+    count: int
+    restarts: int = 0
+    local: dict[str, Any] = field(default_factory=dict)
+    """Things that functions sent with `apply` keep beside the instance; gone after a restart."""
+
+
+def wants_context(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for a context, by naming a parameter `context`."""
+    try:
+        return _names_context(function)
+    except TypeError:  # an unhashable callable cannot be cached
+        return _names_context.__wrapped__(function)
+
+
+@lru_cache(maxsize=512)
+def _names_context(function: Callable[..., Any]) -> bool:
+    try:
+        return "context" in inspect.signature(function).parameters
+    except ValueError:  # a builtin without a signature
+        return False
+
+
+class Message:
+    """One message on its way: what to run beside an instance, and where the reply goes."""
+
+    __slots__ = ("args", "future", "label", "operation", "posted")
+
+    def __init__(
+        self, operation: str | Callable[..., Any], args: tuple[Any, ...], future: Future[Any] | None, label: str
+    ):
+        self.posted: tuple[str, float] | None = None  # sender and time, when messages are traced
+        self.operation = operation
+        self.args = args
+        self.future = future
+        self.label = label
+
+
+class Cell:
+    """The place an instance lives in: built from a class and arguments, rebuilt by a restart."""
+
+    __slots__ = ("args", "busy", "cls", "context", "failures", "instance", "kwargs", "messages")
+
+    def __init__(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: ActorContext):
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs
+        self.context = context
+        self.messages = 0
+        self.failures = 0
+        self.busy = 0.0
+        self.instance: Any = None
+
+    def build(self) -> None:
+        """Make the instance."""
+        kwargs = dict(self.kwargs)
+        if wants_context(self.cls) and "context" not in kwargs:
+            kwargs["context"] = self.context
+        self.instance = self.cls(*resolve(self.args), **kwargs)
+
+    def run(self, operation: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Handle one message: call a method, or a function beside the instance."""
+        if isinstance(operation, str):
+            return getattr(self.instance, operation)(*resolve(args))
+        if wants_context(operation):
+            return operation(self.instance, *resolve(args), context=self.context)
+        return operation(self.instance, *resolve(args))
+
+    def rebuild(self, sticky: Iterable[Message]) -> None:
+        """Replace the instance by a fresh one, then handle its sticky messages again."""
+        self.end()
+        self.context = ActorContext(
+            self.context.name, self.context.index, self.context.count, self.context.restarts + 1
+        )
+        self.build()
+        for message in sticky:
+            self.run(message.operation, message.args)
+
+    def end(self) -> None:
+        """Let the instance go; its `close` method is called if it has one."""
+        instance, self.instance = self.instance, None
+        self.context.local.clear()
+        if callable(close := getattr(instance, "close", None)):
+            close()
+
+
+def resolve(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with references and futures replaced by what they stand for."""
+    for argument in args:
+        if isinstance(argument, (Ref, Future)):
+            return tuple(
+                a.get() if isinstance(a, Ref) else a.result() if isinstance(a, Future) else a for a in args
+            )
+    return args
+
+
+class Actor(Generic[A]):
+    """A handle to one instance somewhere: every use of it is visibly a message."""
+
+    __slots__ = ("cell", "cls", "engine", "index", "mailbox", "name", "sticky")
+
+    def __init__(self, engine: Engine, cell: Cell, mailbox: Any = None):
+        self.engine = engine
+        self.cell = cell
+        self.mailbox = mailbox
+        self.sticky: dict[str, Message] = {}
+        self.cls: type[A] = cell.cls
+        self.name = cell.context.name
+        self.index = cell.context.index
+
+    def call(self, method: str, *args: Any, sticky: bool | str = False) -> Future[Any]:
+        """Call a method; the future holds its reply.
+
+        A `sticky` message is kept as the last of its kind (the method's name, or the text given)
+        and handled again by a restarted instance.
+        """
+        self.require(method)
+        return self._ask(method, args, sticky)
+
+    def send(self, method: str, *args: Any, sticky: bool | str = False) -> None:
+        """Call a method without a reply. A failure stops the flow, or is raised by the engine."""
+        self.require(method)
+        label = f"{self.name}.{method}"
+        self.engine.post(self, Message(method, args, None, label), _kind(method, sticky))
+
+    def apply(self, function: Callable[..., R], *args: Any, sticky: bool | str = False) -> Future[R]:
+        """Run `function(instance, *args)` beside the instance."""
+        return self._ask(function, args, sticky)
+
+    def restart(self) -> Future[None]:
+        """Replace the instance by a fresh one: same arguments, then its sticky messages."""
+        return self.engine.restart(self)
+
+    def require(self, method: str) -> None:
+        """Raise, naming the methods there are, if the class has no such method."""
+        if not callable(getattr(self.cls, method, None)):
+            known = ", ".join(n for n in dir(self.cls) if not n.startswith("_") and callable(getattr(self.cls, n)))
+            raise EngineError(
+                f"{self.name} is a {self.cls.__name__}, which has no method {method!r}; it has: {known or 'none'}"
+            )
+
+    def _ask(self, operation: Any, args: tuple[Any, ...], sticky: bool | str) -> Future[Any]:
+        name = operation if isinstance(operation, str) else getattr(operation, "__name__", repr(operation))
+        label = f"{self.name}.{name}"
+        future: Future[Any] = Future(self.engine, label, self.name)
+        self.engine.post(self, Message(operation, args, future, label), _kind(name, sticky))
+        return future
+
+    def __repr__(self) -> str:
+        return f"<Actor {self.name}>"
+
+    def __copy__(self) -> Actor[A]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Actor[A]:
+        return self
+
+
+def _kind(name: str, sticky: bool | str) -> str | None:
+    return sticky if isinstance(sticky, str) else name if sticky else None

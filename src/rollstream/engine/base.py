@@ -1,0 +1,346 @@
+"""The engine: a scope in which actors live, and the few verbs by which one talks to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
+from rollstream.engine.errors import Deadlock, EngineClosed, EngineError
+from rollstream.engine.future import Deferred, Future, Ref, Sink
+
+A = TypeVar("A")
+R = TypeVar("R")
+T = TypeVar("T")
+Self = TypeVar("Self", bound="Engine")
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatistics:
+    """What one actor has done so far."""
+
+    name: str
+    messages: int
+    failures: int
+    restarts: int
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """A frozen snapshot of an engine: its actors, and the messages not yet handled."""
+
+    engine: str
+    outstanding: int
+    actors: tuple[ActorStatistics, ...]
+
+
+class MessageTracer(Protocol):
+    """Told of every message an engine handled while it is installed."""
+
+    def message(
+        self, label: str, sender: str, receiver: str, posted: float, start: float, end: float
+    ) -> None:
+        """One handled message, times from `time.perf_counter`."""
+        ...
+
+
+class Engine(ABC):
+    """A scope for actors. Leave it and every actor has ended.
+
+    Subclasses say how a message gets to its actor (`_deliver`), how a thread waits (`sink`) and
+    what starting and ending an actor takes. Everything else is the same on every engine.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.tracer: MessageTracer | None = None
+        self.actors: dict[str, Actor[Any]] = {}
+        self._lock = threading.Lock()
+        self._outstanding = 0
+        self._failures: list[BaseException] = []
+        self._sinks: list[Sink] = []
+
+    # The verbs ---------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        cls: type[A],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        count: int = 1,
+        name: str | None = None,
+    ) -> list[Actor[A]]:
+        """Start `count` actors, each an instance of `cls(*args, **kwargs)`.
+
+        A constructor with a parameter called `context` is given its `ActorContext` (index, count, name).
+        Actors are named `name`, or `name[0]`, `name[1]`, ... when there are several.
+        """
+        self._require_open()
+        if count < 1:
+            raise EngineError(f"count={count}: spawn at least one actor")
+        base = self._free_name(name or cls.__name__)
+        names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
+        contexts = [ActorContext(actor, index, count) for index, actor in enumerate(names)]
+        cells = [Cell(cls, tuple(args), kwargs or {}, context) for context in contexts]
+        actors: list[Actor[A]] = self._start(cells)
+        self.actors.update((actor.name, actor) for actor in actors)
+        return actors
+
+    def put(self, value: T) -> Ref[T]:
+        """Store a value once; the reference can stand for it in any message."""
+        self._require_open()
+        return Ref(value)
+
+    def submit(self, function: Callable[..., R], *args: Any) -> Future[R]:
+        """Run a stateless function somewhere."""
+        self._require_open()
+        label = getattr(function, "__name__", repr(function))
+        future: Future[R] = Future(self, label)
+        self._count(1)
+        self._run_task(Message(function, args, future, label))
+        return future
+
+    def wait(
+        self, futures: Sequence[Future[T]], count: int = 1, timeout: float | None = None
+    ) -> tuple[list[Future[T]], list[Future[T]]]:
+        """Block until `count` of the futures are done; return the done ones and the others.
+
+        After `timeout` seconds it returns with what there is.
+        """
+        if count > len(futures):
+            raise EngineError(f"count={count}, but there are only {len(futures)} futures to wait for")
+        self.raise_failure()
+        sink = self.sink()
+        self.watch(sink)
+        with self._lock:
+            for future in futures:
+                if not future.done:
+                    future.waiters = [*(future.waiters or ()), sink]
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            while sum(future.done for future in futures) < count:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                if sink.wait(left) is None:
+                    self.raise_failure()
+                    if end is not None and (time.monotonic() >= end or self.hopeless()):
+                        break
+                    if self.hopeless():
+                        labels = ", ".join(future.label for future in futures if not future.done)
+                        raise Deadlock(
+                            f"no reply to {labels} can come: it is deferred, and nothing else runs while "
+                            f"this thread waits. Send the message that completes it before waiting."
+                        )
+        finally:
+            self.unwatch(sink)
+        return [f for f in futures if f.done], [f for f in futures if not f.done]
+
+    def restart(self, actor: Actor[Any]) -> Future[None]:
+        """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
+        future: Future[None] = Future(self, f"{actor.name}.restart", actor.name)
+        self.post(actor, Message(_restart, (actor,), future, future.label))
+        return future
+
+    def statistics(self) -> EngineStatistics:
+        """What every actor has done so far; readable from any thread."""
+        rows = tuple(
+            ActorStatistics(
+                actor.name, actor.cell.messages, actor.cell.failures, actor.cell.context.restarts, actor.cell.busy
+            )
+            for actor in list(self.actors.values())
+        )
+        return EngineStatistics(self.name, self._outstanding, rows)
+
+    def close(self, *, drain: bool = True) -> None:
+        """End every actor. With `drain`, messages already sent are handled first."""
+        if self.closed:
+            return
+        try:
+            if drain:
+                self._drain()
+        finally:
+            self.closed = True
+            self._stop()
+        if drain:
+            self.raise_failure()
+
+    def __enter__(self: Self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.close(drain=kind is None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'closed' if self.closed else f'{len(self.actors)} actors'}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return self
+
+    # For flows ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sink(self) -> Sink:
+        """A place for finished futures on which the calling thread can wait."""
+
+    def watch(self, sink: Sink) -> None:
+        """Wake this sink also when the engine goes idle and when an unawaited message fails."""
+        with self._lock:
+            self._sinks.append(sink)
+
+    def unwatch(self, sink: Sink) -> None:
+        """Undo `watch`."""
+        with self._lock:
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+
+    def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
+        """Send a message; `kind` makes it sticky."""
+        if self.closed:
+            self._require_open()
+        if kind is not None:
+            actor.sticky[kind] = message
+        if self.tracer is not None:
+            message.posted = (self.sender(), time.perf_counter())
+        self._count(1)
+        self._deliver(actor, message)
+
+    def idle(self) -> bool:
+        """Whether no message is queued or being handled; deferred replies do not count."""
+        with self._lock:
+            return self._outstanding == 0
+
+    def hopeless(self) -> bool:
+        """Whether nothing can happen while the calling thread waits."""
+        return False
+
+    def raise_failure(self) -> None:
+        """Raise the error of a message nobody awaited, if there is one."""
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def sender(self) -> str:
+        """The name of the actor whose method is sending now, or `driver`."""
+        return "driver"
+
+    # What an engine adds -----------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
+        """Build every instance where it will live; raise if one cannot be built."""
+
+    @abstractmethod
+    def _deliver(self, actor: Actor[Any], message: Message) -> None:
+        """Get a message to its actor, after every earlier one of the same sender."""
+
+    @abstractmethod
+    def _run_task(self, message: Message) -> None:
+        """Run a stateless function."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End all actors; messages not yet handled are refused."""
+
+    def _drain(self) -> None:
+        """Wait until every message sent so far is handled."""
+        sink = self.sink()
+        self.watch(sink)
+        try:
+            while not self.idle() and not self._failures:
+                sink.wait()
+        finally:
+            self.unwatch(sink)
+
+    # Handling a message ------------------------------------------------------------------------
+
+    def _handle(self, actor: Actor[Any], message: Message) -> None:
+        """Run a message beside its instance and settle its reply."""
+        cell = actor.cell
+        error = value = None
+        start = time.perf_counter()
+        try:
+            value = cell.run(message.operation, message.args)
+        except Exception as caught:
+            error = caught
+            cell.failures += 1
+        end = time.perf_counter()
+        cell.messages += 1
+        cell.busy += end - start
+        if self.tracer is not None and message.posted is not None:
+            self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
+        self._settle(message, value, error)
+
+    def _handle_task(self, message: Message) -> None:
+        try:
+            function = message.operation
+            assert callable(function)
+            value, error = function(*resolve(message.args)), None
+        except Exception as caught:
+            value, error = None, caught
+        self._settle(message, value, error)
+
+    def _settle(self, message: Message, value: Any, error: BaseException | None) -> None:
+        if isinstance(value, Deferred):
+            value.then(lambda late, failure: self._reply(message, late, failure))
+            with self._lock:
+                self._outstanding -= 1
+                if self._outstanding == 0:
+                    self._wake()
+        else:
+            self._reply(message, value, error, handled=1)
+
+    def _reply(self, message: Message, value: Any, error: BaseException | None, handled: int = 0) -> None:
+        """Hand on a reply. One lock makes `idle` exact: a reply is in its sink before the engine is idle."""
+        if error is not None:
+            error.add_note(f"raised while {message.label} was handled")
+        future = message.future
+        told = None
+        with self._lock:
+            self._outstanding -= handled
+            if future is not None:
+                future.settle(value, error)
+                if (told := future.sink) is not None:
+                    told.put(future)
+                if future.waiters:
+                    for waiter in future.waiters:
+                        waiter.put(future)
+            elif error is not None:
+                self._failures.append(error)
+                self._wake()
+            if self._outstanding == 0:
+                self._wake(told)
+
+    def _wake(self, told: Sink | None = None) -> None:
+        for sink in self._sinks:
+            if sink is not told:
+                sink.wake()
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._outstanding += change
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise EngineClosed(
+                f"this {self.name} engine is closed and its actors have ended; "
+                f"keep the work inside its `with` block"
+            )
+
+    def _free_name(self, name: str) -> str:
+        taken = {actor.partition("[")[0] for actor in self.actors}
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        return candidate
+
+
+def _restart(_: Any, actor: Actor[Any]) -> None:
+    actor.cell.rebuild(list(actor.sticky.values()))

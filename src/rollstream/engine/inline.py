@@ -1,0 +1,84 @@
+"""The inline engine: a message is handled when it is sent, in the sender's thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from rollstream.engine.actor import Actor, Cell, Message
+from rollstream.engine.base import Engine
+from rollstream.engine.errors import ReentryError
+from rollstream.engine.future import Future, Sink
+
+
+class ListSink:
+    """A sink for one thread: whatever will ever come without further messages is already there."""
+
+    __slots__ = ("_futures", "put")
+
+    def __init__(self) -> None:
+        self._futures: deque[Future[Any]] = deque()
+        self.put = self._futures.append
+
+    def wake(self) -> None:
+        """Nobody sleeps here."""
+
+    def poll(self) -> Future[Any] | None:
+        """Take the next future, if there is one."""
+        return self._futures.popleft() if self._futures else None
+
+    def wait(self, timeout: float | None = None) -> Future[Any] | None:  # noqa: ARG002
+        """As `poll`: waiting would change nothing."""
+        return self.poll()
+
+
+class InlineEngine(Engine):
+    """Synchronous and deterministic: a debugger walks from the plan into an actor and back."""
+
+    name = "inline"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: list[str] = []
+
+    def sink(self) -> Sink:
+        """A sink that never blocks."""
+        return ListSink()
+
+    def hopeless(self) -> bool:
+        """Nothing runs while the caller waits."""
+        return True
+
+    def sender(self) -> str:
+        """The actor whose method is running, innermost."""
+        return self._running[-1] if self._running else "driver"
+
+    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
+        for cell in cells:
+            cell.build()
+        return [Actor(self, cell) for cell in cells]
+
+    def _deliver(self, actor: Actor[Any], message: Message) -> None:
+        if actor.name in self._running:
+            self._count(-1)
+            raise ReentryError(
+                f"{message.label} was sent while {actor.name} handles a message, and the inline engine "
+                f"handles messages at once; use engine('threads'), or send it after the method returned"
+            )
+        self._running.append(actor.name)
+        try:
+            self._handle(actor, message)
+        except BaseException:
+            self._count(-1)
+            raise
+        finally:
+            self._running.pop()
+        if self._failures and message.future is None:
+            self.raise_failure()
+
+    def _run_task(self, message: Message) -> None:
+        self._handle_task(message)
+
+    def _stop(self) -> None:
+        for actor in self.actors.values():
+            actor.cell.end()

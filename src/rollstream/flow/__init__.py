@@ -1,0 +1,40 @@
+"""Flows: lazy streams over actors, the operators on them, and the graph they make."""
+
+from rollstream.flow.branches import RatioLimiter
+from rollstream.flow.errors import OperatorError, PlanError, StateError
+from rollstream.flow.provenance import Provenance, Span, Tally
+from rollstream.flow.stages import Context
+from rollstream.flow.statistics import NodeStatistics, Statistics
+from rollstream.flow.stream import (
+    Iter,
+    ParIter,
+    from_actors,
+    from_factories,
+    from_items,
+    from_iterable,
+    limit_ratio,
+    union,
+    union_async,
+)
+
+__all__ = [
+    "Context",
+    "Iter",
+    "NodeStatistics",
+    "OperatorError",
+    "ParIter",
+    "PlanError",
+    "Provenance",
+    "RatioLimiter",
+    "Span",
+    "StateError",
+    "Statistics",
+    "Tally",
+    "from_actors",
+    "from_factories",
+    "from_items",
+    "from_iterable",
+    "limit_ratio",
+    "union",
+    "union_async",
+]

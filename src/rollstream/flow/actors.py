@@ -1,0 +1,378 @@
+"""Nodes that ask actors: the gathers and `via`. They issue requests and are told of replies; they never wait."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rollstream.engine import Actor, Future
+from rollstream.engine.actor import Message
+from rollstream.flow import shard
+from rollstream.flow.errors import OperatorError, StateError
+from rollstream.flow.node import OVER, Node, Pulled
+from rollstream.flow.provenance import Row, decode, encode
+from rollstream.flow.stages import Packet, decode_packets, encode_packets
+
+if TYPE_CHECKING:
+    from rollstream.flow.runtime import Flow
+
+
+class Gate(Protocol):
+    """Admits or withholds requests: one side of a rate limiter."""
+
+    def admit(self) -> bool:
+        """Whether one more item may be asked for; if so, it counts."""
+        ...
+
+    def cancel(self) -> None:
+        """An item asked for will not come."""
+        ...
+
+
+class Port:
+    """One actor as a gather sees it: its requests in order, and its counters as last reported."""
+
+    __slots__ = ("actor", "label", "meters", "over", "pending")
+
+    def __init__(self, actor: Actor[Any], method: str):
+        self.actor = actor
+        self.label = f"{actor.name}.{method}"
+        self.pending: deque[Future[Any]] = deque()
+        self.over = False
+        self.meters: shard.Meters = ()
+
+
+class Gather(Node):
+    """What both gathers share: shards on actors, requests to them, replies in each shard's order."""
+
+    def __init__(
+        self, name: str, location: str, actors: Sequence[Actor[Any]], plan: shard.ShardPlan, num_async: int = 1
+    ):
+        super().__init__(name, location)
+        self.plan = plan
+        self.num_async = num_async
+        self.ports = [Port(actor, plan.method) for actor in actors]
+        self.engine = actors[0].engine
+        self.gate: Gate | None = None
+        self._requested = 0
+        self._key = ""
+
+    def open(self, flow: Flow) -> None:
+        """Put the shards beside their actors."""
+        super().open(flow)
+        self._key = flow.key(self.name)
+        plan = replace(self.plan, traced=flow.tracer is not None)
+        futures = [port.actor.apply(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
+        for future in futures:
+            future.result()
+
+    def stop(self) -> None:
+        """Issue no more requests and take the shards away."""
+        if not self.stopped and self.flow is not None and not self.engine.closed:
+            for port in self.ports:
+                port.actor.sticky.pop(self._key, None)
+                message = Message(shard.install, (self._key, None), None, f"{port.actor.name}.end {self.name}")
+                self.engine.post(port.actor, message)
+        super().stop()
+
+    def _issue(self, index: int) -> None:
+        port = self.ports[index]
+        assert self.flow is not None
+        future: Future[Any] = Future(self.engine, port.label, port.actor.name, self.flow.sink, (self, index))
+        port.pending.append(future)
+        self._requested += 1
+        self.engine.post(port.actor, Message(shard.pull, (self._key,), future, port.label))
+
+    def arrived(self, future: Future[Any]) -> None:
+        """A reply is there: take in every reply of that shard that is next in its order."""
+        index = future.token[1]
+        port = self.ports[index]
+        while port.pending and port.pending[0].done:
+            head = port.pending.popleft()
+            self._requested -= 1
+            if (error := head.exception()) is not None:
+                raise _wrapped(error, self.plan.name, self.plan.location, port.actor)
+            kind, value, origin, port.meters, spans = head.result()
+            if spans and self.flow is not None and self.flow.tracer is not None:
+                for name, start, end in spans:
+                    self.flow.tracer.span(port.actor.name, name, start, end)
+            if kind == shard.END:
+                port.over = True
+                self._shard_over()
+            else:
+                self._take_in(index, (value, origin))
+
+    def _take_in(self, index: int, packet: Packet) -> None:
+        raise NotImplementedError
+
+    def _shard_over(self) -> None:
+        """A shard answered a request with its end."""
+
+    def unanswered(self) -> int:
+        """Admitted requests that a snapshot leaves out, because their replies are deferred."""
+        return 0
+
+    def blocked(self) -> str | None:
+        """Every reply deferred."""
+        names = [port.actor.name for port in self.ports if port.pending]
+        return f"{self.name} waits for a deferred reply of {', '.join(names)}" if names else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which shards have ended."""
+        return {**super().state_dict(), "over": [port.over for port in self.ports]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        if len(state["over"]) != len(self.ports):
+            saved = len(state["over"])
+            raise StateError(f"{self.name} was saved with {saved} shards and has {len(self.ports)} now")
+        for port, over in zip(self.ports, state["over"], strict=True):
+            port.over = over
+
+
+class GatherAsync(Gather):
+    """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
+
+    kind = "gather_async"
+    asynchronous = True
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._ready: deque[tuple[int, Packet]] = deque()
+        self._owed: deque[int] = deque()
+        self._begun = False
+
+    def pull(self) -> Pulled:
+        """The item that came first. Its shard is asked again when the consumer is back."""
+        if self._owed or not self._begun:
+            self.start()
+        if not self._ready:
+            assert self.flow is not None
+            self.flow.poll()
+            if not self._ready:
+                return None if self._requested or self._owed else OVER
+        index, packet = self._ready.popleft()
+        if not self.ports[index].over:
+            self._owed.append(index)
+        self.items += 1
+        return packet
+
+    def start(self) -> None:
+        """Issue the requests that are owed, as far as the gate admits them."""
+        if self.stopped:
+            return
+        if not self._begun:
+            self._begin()
+        while self._owed and (self.gate is None or self.gate.admit()):
+            self._issue(self._owed.popleft())
+
+    def unanswered(self) -> int:
+        """Every request not yet answered."""
+        return self._requested
+
+    def held(self) -> int:
+        """Items ready or asked for."""
+        return self._requested + len(self._ready)
+
+    def running(self) -> bool:
+        """Whether the consumer waits for an item."""
+        return self._requested > 0 and not self._ready
+
+    def bound(self) -> str:
+        """How many items of a shard are in flight at most."""
+        return f"num_async={self.num_async}"
+
+    def _begin(self) -> None:
+        """Every shard is owed `num_async` requests, less what a loaded state holds ready."""
+        self._begun = True
+        ready = Counter(index for index, _ in self._ready)
+        for round_ in range(self.num_async):
+            self._owed += [i for i, port in enumerate(self.ports) if not port.over and ready[i] <= round_]
+
+    def _take_in(self, index: int, packet: Packet) -> None:
+        self._ready.append((index, packet))
+
+    def _shard_over(self) -> None:
+        if self.gate is not None:
+            self.gate.cancel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the items that are ready, with their shards."""
+        ready = [[index, value, encode(origin)] for index, (value, origin) in self._ready]
+        return {**super().state_dict(), "ready": ready}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._ready = deque((index, (value, decode(origin))) for index, value, origin in state["ready"])
+
+
+class GatherSync(Gather):
+    """Rows of one item a shard. Between two rows no shard is running."""
+
+    kind = "gather_sync"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._row: dict[int, Packet] = {}
+        self._under_way = False
+
+    def pull(self) -> Pulled:
+        """A row, once every shard has given its item; shards that have ended are left out."""
+        if self._requested:
+            assert self.flow is not None
+            self.flow.poll()
+        else:
+            self.start()
+        if self._requested or not self._under_way:
+            return None
+        self._under_way = False
+        if not self._row:
+            if self.gate is not None:
+                self.gate.cancel()
+            return OVER
+        packets = [self._row[index] for index in sorted(self._row)]
+        self._row = {}
+        self.items += 1
+        return [value for value, _ in packets], Row(tuple(origin for _, origin in packets))
+
+    def start(self) -> None:
+        """Ask every shard for one item, unless a row is under way."""
+        if self.stopped or self._requested:
+            return
+        if not self._under_way and self.gate is not None and not self.gate.admit():
+            return
+        self._under_way = True
+        for index, port in enumerate(self.ports):
+            if not port.over and index not in self._row:
+                self._issue(index)
+        assert self.flow is not None
+        self.flow.poll()
+
+    def held(self) -> int:
+        """Items of the row under way."""
+        return self._requested + len(self._row)
+
+    def running(self) -> bool:
+        """Whether the consumer waits for the row."""
+        return self._requested > 0
+
+    def bound(self) -> str:
+        """A row at a time."""
+        return "one row"
+
+    def _take_in(self, index: int, packet: Packet) -> None:
+        self._row[index] = packet
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the row under way."""
+        row = [[index, value, encode(origin)] for index, (value, origin) in self._row.items()]
+        return {**super().state_dict(), "row": row, "under_way": self._under_way}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._under_way = state["under_way"]
+        self._row = {index: (value, decode(origin)) for index, value, origin in state["row"]}
+
+
+class Via(Node):
+    """A stage on one or several actors, with up to `in_flight` items on their way, results in input order."""
+
+    kind = "via"
+
+    def __init__(
+        self, name: str, location: str, upstream: Node, actors: Sequence[Actor[Any]], method: str, in_flight: int
+    ):
+        super().__init__(name, location, [upstream])
+        self.actors = list(actors)
+        self.method = method
+        self.in_flight = in_flight
+        self.asynchronous = in_flight > 1
+        self._issued = 0
+        self._pending: deque[tuple[Future[Any], Any]] = deque()
+        self._ready: deque[Packet] = deque()
+        self._upstream_over = False
+
+    def pull(self) -> Pulled:
+        """Keep the actors busy, then give the oldest result if it is there."""
+        upstream = self.upstreams[0]
+        while not self._upstream_over and len(self._pending) + len(self._ready) < self.in_flight:
+            packet = upstream.pull()
+            if packet is None:
+                break
+            if packet is OVER:
+                self._upstream_over = True
+            else:
+                self._issue(packet)
+        if not self._ready and self._pending:
+            assert self.flow is not None
+            self.flow.poll()
+        if self._ready:
+            self.items += 1
+            return self._ready.popleft()
+        return OVER if self._upstream_over and not self._pending else None
+
+    def _issue(self, packet: Packet) -> None:
+        assert self.flow is not None
+        value, origin = packet
+        actor = self.actors[self._issued % len(self.actors)]
+        self._issued += 1
+        label = f"{actor.name}.{self.method}"
+        future: Future[Any] = Future(actor.engine, label, actor.name, self.flow.sink, (self, actor))
+        self._pending.append((future, origin))
+        actor.engine.post(actor, Message(shard.run_method, (self.method, value), future, label))
+
+    def arrived(self, future: Future[Any]) -> None:
+        """A result is there: take in every result that is next in order."""
+        while self._pending and self._pending[0][0].done:
+            head, origin = self._pending.popleft()
+            if (error := head.exception()) is not None:
+                raise _wrapped(error, self.name, self.location, head.token[1])
+            value, busy = head.result()
+            self.busy += busy
+            self._ready.append((value, origin))
+
+    def held(self) -> int:
+        """Items on their way and results not yet taken."""
+        return len(self._pending) + len(self._ready)
+
+    def running(self) -> bool:
+        """Whether the consumer waits for a result."""
+        return bool(self._pending) and not self._ready
+
+    def bound(self) -> str:
+        """How many items are on their way at most."""
+        return f"in_flight={self.in_flight}"
+
+    def blocked(self) -> str | None:
+        """Every reply deferred."""
+        return f"{self.name} waits for a deferred reply" if self._pending else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Results not yet taken, and whose turn it is."""
+        if self._pending:
+            raise StateError(
+                f"{self.name} has an item whose reply is deferred; take the snapshot when it has been given"
+            )
+        return {
+            **super().state_dict(),
+            "issued": self._issued,
+            "ready": encode_packets(self._ready),
+            "over": self._upstream_over,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._issued, self._upstream_over = state["issued"], state["over"]
+        self._ready = decode_packets(state["ready"])
+
+
+def _wrapped(error: BaseException, name: str, location: str, actor: Actor[Any]) -> BaseException:
+    if isinstance(error, OperatorError):
+        return error
+    return OperatorError.of(error, name, location, actor.name)

@@ -1,0 +1,444 @@
+"""Nodes where streams part and meet: `split`, the unions, `prefetch`, and the rate limiter between two streams."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollstream.flow.actors import Gather
+from rollstream.flow.node import OVER, Node, Pulled, ancestors
+from rollstream.flow.stages import Packet, decode_packets, encode_packets
+
+
+class Split(Node):
+    """Every item to every branch, through buffers of at most `buffer` items."""
+
+    kind = "split"
+
+    def __init__(self, name: str, location: str, upstream: Node, count: int, buffer: int):
+        super().__init__(name, location, [upstream])
+        self.buffer = buffer
+        self.buffers: list[deque[Packet] | None] = [deque() for _ in range(count)]
+        """What waits for each branch; `None` once the branch wants no more."""
+        self._over = False
+
+    def serve(self, branch: int) -> Pulled:
+        """The branch's next item: from its buffer, else from upstream if every other buffer has room."""
+        if (own := self.buffers[branch]) is None:
+            return OVER
+        if own:
+            return own.popleft()
+        if self._over:
+            return OVER
+        if self.full():
+            return None
+        packet = self.upstreams[0].pull()
+        if packet is None:
+            return None
+        if packet is OVER:
+            self._over = True
+            return OVER
+        for buffer in self.buffers:
+            if buffer is not None and buffer is not own:
+                buffer.append(packet)
+        self.items += 1
+        assert self.flow is not None
+        self.flow.progress += 1
+        return packet
+
+    def full(self) -> list[int]:
+        """The branches whose buffers have no room."""
+        return [i for i, b in enumerate(self.buffers) if b is not None and len(b) >= self.buffer]
+
+    def leave(self, branch: int) -> None:
+        """A branch wants no more; the last one to leave stops what is upstream."""
+        self.buffers[branch] = None
+        if all(buffer is None for buffer in self.buffers):
+            self.stop()
+
+    def held(self) -> int:
+        """Items that wait for a branch."""
+        return sum(len(buffer) for buffer in self.buffers if buffer is not None)
+
+    def bound(self) -> str:
+        """The size of each buffer."""
+        return f"buffer={self.buffer}"
+
+    def blocked(self) -> str | None:
+        """A full buffer that nobody empties."""
+        if full := self.full():
+            branches = " and ".join(f"branch {branch}" for branch in full)
+            return (
+                f"{self.name} ({self.location}) holds {self.buffer} of {self.buffer} items for {branches}, "
+                f"which nobody pulls"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffers."""
+        buffers = [None if buffer is None else encode_packets(buffer) for buffer in self.buffers]
+        return {**super().state_dict(), "buffers": buffers, "over": self._over}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self.buffers = [None if buffer is None else decode_packets(buffer) for buffer in state["buffers"]]
+        self._over = state["over"]
+
+
+class Branch(Node):
+    """One branch of a split."""
+
+    kind = "branch"
+
+    def __init__(self, split: Split, index: int):
+        super().__init__(f"{split.name}[{index}]", split.location, [split])
+        self.split = split
+        self.index = index
+
+    def pull(self) -> Pulled:
+        """The split's next item for this branch."""
+        packet = self.split.serve(self.index)
+        if packet is not None and packet is not OVER:
+            self.items += 1
+        return packet
+
+    def backlog(self) -> int:
+        """How many items wait for this branch."""
+        return len(self.split.buffers[self.index] or ())
+
+    def stop(self) -> None:
+        """Leave the split to the other branches."""
+        if not self.stopped:
+            self.stopped = True
+            self.split.leave(self.index)
+
+
+class Union(Node):
+    """Items of several streams by integer credits: `weights[i]` from stream i, then the next stream's turn."""
+
+    kind = "union"
+
+    def __init__(
+        self, name: str, location: str, upstreams: Sequence[Node], weights: Sequence[int], output: Sequence[int]
+    ):
+        super().__init__(name, location, upstreams)
+        self.weights = list(weights)
+        self.output = frozenset(output)
+        self._over = [False] * len(self.upstreams)
+        self._turn = 0
+        self._credit = self.weights[0]
+
+    def pull(self) -> Pulled:
+        """The next output. A stream that has ended is skipped; one that cannot run forfeits its turn."""
+        flow, forfeited = self.flow, 0
+        assert flow is not None
+        while not all(self._over[i] for i in self.output):
+            turn = self._turn
+            if self._over[turn]:
+                self._next_turn()
+                continue
+            mark = flow.progress
+            packet = self.upstreams[turn].pull()
+            if packet is None:
+                if flow.progress != mark:
+                    continue
+                if not flow.stalled():
+                    return None
+                if flow.progress != mark:
+                    continue
+                forfeited += 1
+                if forfeited > len(self.upstreams):
+                    return None
+                self._next_turn()
+            elif packet is OVER:
+                self._over[turn] = True
+            else:
+                forfeited = 0
+                self._credit -= 1
+                if self._credit == 0:
+                    self._next_turn()
+                self.items += 1
+                if turn in self.output:
+                    return packet
+        self.stop()
+        return OVER
+
+    def start(self) -> None:
+        """Only the stream whose turn it is."""
+        if not self._over[self._turn]:
+            self.upstreams[self._turn].start()
+
+    def _next_turn(self) -> None:
+        self._turn = (self._turn + 1) % len(self.upstreams)
+        self._credit = self.weights[self._turn]
+
+    def bound(self) -> str:
+        """The weights."""
+        return f"weights={self.weights}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose turn it is."""
+        return {**super().state_dict(), "over": list(self._over), "turn": self._turn, "credit": self._credit}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._over, self._turn, self._credit = list(state["over"]), state["turn"], state["credit"]
+
+
+class UnionAsync(Node):
+    """Whatever is ready of several streams, in turn; of a split's branches the one with the larger backlog."""
+
+    kind = "union_async"
+    asynchronous = True
+
+    def __init__(self, name: str, location: str, upstreams: Sequence[Node], output: Sequence[int]):
+        super().__init__(name, location, upstreams)
+        self.output = frozenset(output)
+        self._over = [False] * len(self.upstreams)
+        self._served: int | None = None
+        self._last = len(self.upstreams) - 1
+        self._branches = [[node for node in ancestors(up) if isinstance(node, Branch)] for up in self.upstreams]
+
+    def pull(self) -> Pulled:
+        """The next output of whichever stream has one."""
+        flow = self.flow
+        assert flow is not None
+        while not all(self._over[i] for i in self.output):
+            if self._served is not None:  # its consumer is back: let it work while we look at the others
+                served, self._served = self._served, None
+                self.upstreams[served].start()
+            flow.poll()
+            if (packet := self._serve()) is None:
+                return None
+            if self._last in self.output:
+                return packet
+            flow.progress += 1
+        self.stop()
+        return OVER
+
+    def _serve(self) -> Packet | None:
+        for index in self._order():
+            packet = self.upstreams[index].pull()
+            if packet is OVER:
+                self._over[index] = True
+                self.flow.progress += 1  # pyright: ignore[reportOptionalMemberAccess]
+            elif packet is not None:
+                self._last = index
+                self._served = index
+                self.items += 1
+                return packet
+        return None
+
+    def _order(self) -> list[int]:
+        """The streams to try: the one after the last served first, but a larger backlog before a smaller."""
+        count = len(self.upstreams)
+        order = [(self._last + 1 + i) % count for i in range(count)]
+        order = [index for index in order if not self._over[index]]
+        if any(self._branches):
+            order.sort(key=lambda index: -max((b.backlog() for b in self._branches[index]), default=0))
+        return order
+
+    def start(self) -> None:
+        """Every stream that has not ended."""
+        for index, upstream in enumerate(self.upstreams):
+            if not self._over[index]:
+                upstream.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which stream was served last."""
+        return {**super().state_dict(), "over": list(self._over), "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._over, self._last = list(state["over"]), state["last"]
+
+
+class Prefetch(Node):
+    """Pulls up to `count` items ahead, without waiting for them."""
+
+    kind = "prefetch"
+    asynchronous = True
+
+    def __init__(self, name: str, location: str, upstream: Node, count: int):
+        super().__init__(name, location, [upstream])
+        self.count = count
+        self._buffer: deque[Packet] = deque()
+        self._over = False
+
+    def pull(self) -> Pulled:
+        """The oldest item; what is upstream begins the next before this one is handled."""
+        upstream = self.upstreams[0]
+        while not self._over and len(self._buffer) <= self.count:
+            packet = upstream.pull()
+            if packet is None:
+                break
+            if packet is OVER:
+                self._over = True
+            else:
+                self._buffer.append(packet)
+        if not self._buffer:
+            return OVER if self._over else None
+        if not self._over:
+            upstream.start()
+        self.items += 1
+        return self._buffer.popleft()
+
+    def held(self) -> int:
+        """Items pulled ahead."""
+        return len(self._buffer)
+
+    def bound(self) -> str:
+        """How far ahead."""
+        return f"up to {self.count} ahead"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items pulled ahead."""
+        return {**super().state_dict(), "buffer": encode_packets(self._buffer), "over": self._over}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._buffer, self._over = decode_packets(state["buffer"]), state["over"]
+
+
+@dataclass
+class RatioLimiter:
+    """How many samples there may be for so many inserts: counts and two inequalities, nothing else.
+
+    With I inserts, S samples and r samples an insert: a sample is admitted if `I >= min_size` and
+    `I*r - (S + 1) >= min_size*r - error_buffer`, an insert if `I + 1 <= min_size` or
+    `(I + 1)*r - S <= min_size*r + error_buffer` (as in Reverb, Cassirer et al. 2021).
+    """
+
+    samples_per_insert: float
+    min_size: int
+    error_buffer: float
+    inserts: int = 0
+    samples: int = 0
+    asked: int = 0
+    """Inserts asked for that have not come yet."""
+
+    def may_insert(self) -> bool:
+        """Whether one more insert may be asked for."""
+        inserts = self.inserts + self.asked + 1
+        surplus = (inserts - self.min_size) * self.samples_per_insert - self.samples
+        return inserts <= self.min_size or surplus <= self.error_buffer
+
+    def may_sample(self) -> bool:
+        """Whether one more sample may be asked for."""
+        surplus = (self.inserts - self.min_size) * self.samples_per_insert - self.samples - 1
+        return self.inserts >= self.min_size and surplus >= -self.error_buffer
+
+
+class Limit(Node):
+    """One side of a rate limiter. Right behind a gather it withholds its requests, elsewhere its own pulls."""
+
+    kind = "limit"
+
+    def __init__(self, name: str, location: str, upstream: Node, limiter: RatioLimiter, *, inserts: bool):
+        super().__init__(name, location, [upstream])
+        self.limiter = limiter
+        self.partner: Limit | None = None
+        self._inserts = inserts
+        self._over = False
+        self._admitted = False
+        self._gathers = isinstance(upstream, Gather)
+        if isinstance(upstream, Gather):
+            upstream.gate = self
+
+    def pull(self) -> Pulled:
+        """The next item, if the counts allow it."""
+        if not self._gathers and not self._admitted:
+            if not self.admit():
+                return OVER if self._hopeless() else None
+            self._admitted = True
+        packet = self.upstreams[0].pull()
+        if packet is OVER:
+            if not self._gathers:
+                self.cancel()
+            self._over = True
+            assert self.flow is not None
+            self.flow.progress += 1
+        elif packet is not None:
+            self._admitted = False
+            self.items += 1
+            self._passed()
+        elif self._gathers and self._hopeless() and not self.upstreams[0].held():
+            return OVER
+        return packet
+
+    def start(self) -> None:
+        """The gather asks for admission itself; anything else begins when it is pulled."""
+        if self._gathers:
+            super().start()
+
+    def admit(self) -> bool:
+        """Count one more item asked for, if it may be."""
+        limiter = self.limiter
+        if self._inserts:
+            if limiter.may_insert():
+                limiter.asked += 1
+                return True
+        elif limiter.may_sample():
+            limiter.samples += 1
+            return True
+        return False
+
+    def cancel(self) -> None:
+        """An item asked for will not come."""
+        if self._inserts:
+            self.limiter.asked -= 1
+        else:
+            self.limiter.samples -= 1
+
+    def _passed(self) -> None:
+        if self._inserts:
+            self.limiter.asked -= 1
+            self.limiter.inserts += 1
+        assert self.flow is not None
+        self.flow.progress += 1
+
+    def _hopeless(self) -> bool:
+        """Whether the other side has ended, so that nothing will ever be admitted here again."""
+        may = self.limiter.may_insert() if self._inserts else self.limiter.may_sample()
+        return not may and self.partner is not None and (self.partner._over or self.partner.stopped)
+
+    def bound(self) -> str:
+        """The ratio."""
+        limiter = self.limiter
+        return f"{limiter.samples_per_insert:g} samples an insert, at least {limiter.min_size}"
+
+    def blocked(self) -> str | None:
+        """Withheld by the counts."""
+        limiter = self.limiter
+        if limiter.may_insert() if self._inserts else limiter.may_sample():
+            return None
+        kind = "inserts" if self._inserts else "samples"
+        return (
+            f"{self.name} ({self.location}) withholds {kind}: {limiter.inserts} inserts and {limiter.samples} "
+            f"samples so far, {self.bound()}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, less the requests whose replies are deferred: those will be asked for again."""
+        upstream = self.upstreams[0]
+        again = upstream.unanswered() if isinstance(upstream, Gather) else 0
+        if self._inserts:
+            counts = {"inserts": self.limiter.inserts, "asked": self.limiter.asked - again}
+        else:
+            counts = {"samples": self.limiter.samples - again}
+        return {**super().state_dict(), **counts, "over": self._over, "admitted": self._admitted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        if self._inserts:
+            self.limiter.inserts, self.limiter.asked = state["inserts"], state["asked"]
+        else:
+            self.limiter.samples = state["samples"]
+        self._over, self._admitted = state["over"], state["admitted"]

@@ -1,0 +1,256 @@
+"""A flow while it runs: one loop pulls the graph, one place waits, and nothing else does."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rollstream.engine import Actor, Deadlock, Engine, Future
+from rollstream.engine.inline import ListSink
+from rollstream.flow import shard
+from rollstream.flow.actors import Gather, Via
+from rollstream.flow.errors import PlanError, StateError
+from rollstream.flow.node import OVER, Chain, Node, ancestors
+from rollstream.flow.trace import Tracer
+
+_FORMAT = 1
+
+
+class Flow:
+    """The nodes of a connected graph, the sink their replies come to, and the loop that drives them."""
+
+    def __init__(self, engine: Engine | None, tracer: Tracer | None):
+        self.engine = engine
+        self.tracer = tracer
+        self.sink = ListSink() if engine is None else engine.sink()
+        self.directory: Mapping[str, Actor[Any]] = {} if engine is None else engine.actors
+        self.nodes: list[Node] = []
+        self.progress = 0
+        """Counts everything after which it is worth pulling again."""
+        self.closed = False
+        self.started = 0.0
+        self.ended: float | None = None
+        self._active = False
+        self._token = secrets.token_hex(4)
+        if engine is not None:
+            engine.watch(self.sink)
+            if tracer is not None:
+                engine.tracer = tracer
+
+    def key(self, name: str) -> str:
+        """A key for a node's shards that no other flow uses."""
+        return f"{name}#{self._token}"
+
+    def add(self, root: Node) -> None:
+        """Take in a root and what is upstream of it, sources first."""
+        name_nodes(root)
+        for node in ancestors(root):
+            if node.flow is None:
+                self.nodes.append(node)
+                node.open(self)
+
+    # The loop ----------------------------------------------------------------------------------
+
+    def advance(self, root: Node) -> Any:
+        """The next value of a root; the only place that waits."""
+        if self._active:
+            raise PlanError("the flow was asked for its next item from inside one of its own operators")
+        if self.closed or root.stopped:
+            raise StopIteration
+        if not self.started:
+            self.started = time.perf_counter()
+        self._active = True
+        begin = time.perf_counter() if self.tracer is not None else 0.0
+        try:
+            while True:
+                self.poll()
+                mark = self.progress
+                packet = root.pull()
+                if packet is None:
+                    if self.progress == mark:
+                        self._block()
+                elif packet is OVER:
+                    break
+                else:
+                    return packet[0]
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._active = False
+            if self.tracer is not None:
+                self.tracer.span(None, "next", begin, time.perf_counter())
+        root.stop()
+        if all(node.stopped for node in self.nodes):
+            self.close()
+        raise StopIteration
+
+    def poll(self) -> None:
+        """Hand every reply that has come to its node; never waits."""
+        while (future := self.sink.poll()) is not None:
+            self._dispatch(future)
+
+    def stalled(self) -> bool:
+        """Whether nothing is running: what is not ready now cannot become so by waiting."""
+        if self.engine is None:
+            return True
+        if not self.engine.idle():
+            return False
+        mark = self.progress
+        self.poll()
+        return self.progress == mark
+
+    def _block(self) -> None:
+        if self.engine is not None:
+            self.engine.raise_failure()
+        mark = self.progress
+        if self.stalled():
+            raise Deadlock(self._reasons())
+        if self.progress != mark:
+            return
+        start = time.perf_counter()
+        future = self.sink.wait()
+        end = time.perf_counter()
+        if self.tracer is not None:
+            self.tracer.span(None, "wait", start, end)
+        for node in self.nodes:
+            if node.running():
+                node.waiting += end - start
+        if future is not None:
+            self._dispatch(future)
+
+    def _dispatch(self, future: Future[Any]) -> None:
+        self.progress += 1
+        if self.tracer is not None:
+            self.tracer.reply(future.label, future.receiver, time.perf_counter())
+        future.token[0].arrived(future)
+
+    def _reasons(self) -> str:
+        reasons = [reason for node in self.nodes if (reason := node.blocked()) is not None]
+        return "nothing runs and nothing can: " + ("; ".join(reasons) or "no node can say why")
+
+    # The end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop every node; write the trace."""
+        if self.closed:
+            return
+        self.closed = True
+        self.ended = time.perf_counter()
+        for node in reversed(self.nodes):
+            node.stop()
+        if self.engine is not None:
+            self.engine.unwatch(self.sink)
+        if self.tracer is not None:
+            if self.engine is not None and self.engine.tracer is self.tracer:
+                self.engine.tracer = None
+            self.tracer.write()
+
+    # State -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on later: nodes, shards and actors, as plain data."""
+        self._require_between_items("saved")
+        self._settle()
+        state: dict[str, Any] = {"format": _FORMAT, "nodes": {}, "shards": {}, "actors": {}}
+        for node in self.nodes:
+            state["nodes"][node.name] = node.state_dict()
+            if isinstance(node, Gather):
+                key = self.key(node.name)
+                futures = [port.actor.apply(shard.shard_state, key) for port in node.ports]
+                state["shards"][node.name] = [future.result() for future in futures]
+        futures = {name: actor.apply(shard.actor_state) for name, actor in self.directory.items()}
+        states = {name: future.result() for name, future in futures.items()}
+        state["actors"] = {name: own for name, own in states.items() if own is not None}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a saved flow stood. Only for a flow that has not begun."""
+        self._require_between_items("loaded")
+        if self.started:
+            raise StateError("a state can only be loaded into a fresh flow; build the plan again and load it there")
+        if state.get("format") != _FORMAT:
+            raise StateError(f"this state has format {state.get('format')!r}, not {_FORMAT}")
+        names = {node.name for node in self.nodes}
+        _require_same("nodes", set(state["nodes"]), names)
+        _require_same("actors", set(state["actors"]), set(state["actors"]) & set(self.directory))
+        futures: list[Future[Any]] = []
+        for name, own in state["actors"].items():
+            futures.append(self.directory[name].apply(shard.load_actor_state, own))
+        for node in self.nodes:
+            node.load_state_dict(state["nodes"][node.name])
+            if isinstance(node, Gather):
+                for port, own in zip(node.ports, state["shards"][node.name], strict=True):
+                    futures.append(port.actor.apply(shard.load_shard_state, self.key(node.name), own))
+        for future in futures:
+            future.result()
+
+    def _settle(self) -> None:
+        """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
+        while not self.stalled():
+            if self.engine is not None and not self.engine.idle():
+                self.engine.raise_failure()
+                future = self.sink.wait()
+                if future is not None:
+                    self._dispatch(future)
+
+    def _require_between_items(self, verb: str) -> None:
+        if self._active:
+            raise StateError(
+                f"a state is {verb} from outside the flow, between two items; inside an operator the item "
+                f"in hand would be lost"
+            )
+
+
+def name_nodes(root: Node) -> None:
+    """Give every operator a name of its own, counting up where two would share one."""
+    taken: set[str] = set()
+
+    def free(name: str) -> str:
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        taken.add(candidate)
+        return candidate
+
+    for node in ancestors(root):
+        if node.flow is not None:
+            taken.update(operator.name for operator in operators(node))
+    for node in ancestors(root):
+        if node.flow is None:
+            for operator in operators(node):
+                operator.name = free(operator.name)
+            if isinstance(node, Chain):
+                node.name = f"chain of {node.stages[0].name}"
+
+
+def operators(node: Node) -> list[Any]:
+    """The operators a node stands for, in the order items pass them: what people see as nodes."""
+    if isinstance(node, Chain):
+        return list(node.stages)
+    if isinstance(node, Gather):
+        return [node.plan, *node.plan.stages, node]
+    return [node]
+
+
+def engine_of(root: Node) -> Engine | None:
+    """The one engine of a plan's actors."""
+    engines: dict[int, Engine] = {}
+    for node in ancestors(root):
+        actors = [p.actor for p in node.ports] if isinstance(node, Gather) else []
+        actors = node.actors if isinstance(node, Via) else actors
+        engines.update((id(actor.engine), actor.engine) for actor in actors)
+    if len(engines) > 1:
+        names = ", ".join(repr(engine) for engine in engines.values())
+        raise PlanError(f"a flow has one engine, and this one has actors of several: {names}")
+    return next(iter(engines.values()), None)
+
+
+def _require_same(what: str, saved: set[str], here: set[str]) -> None:
+    if saved != here:
+        parts = [f"saved but not here: {', '.join(sorted(saved - here))}"] if saved - here else []
+        parts += [f"here but not saved: {', '.join(sorted(here - saved))}"] if here - saved else []
+        raise StateError(f"the state belongs to another plan; {what} {'; '.join(parts)}")

@@ -1,0 +1,227 @@
+"""The part of a flow that lives on a source actor: its method, and the chain of operators behind it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rollstream.engine import ActorContext, Deferred
+from rollstream.engine.actor import wants_context
+from rollstream.flow.errors import OperatorError, StateError
+from rollstream.flow.node import OVER, Chain, Pulled
+from rollstream.flow.provenance import Origin
+from rollstream.flow.stages import Context, Stage
+
+ITEM, END = 0, 1
+Meters: TypeAlias = tuple[float, ...]
+Reply: TypeAlias = tuple[int, Any, Any, Meters, list[tuple[str, float, float]] | None]
+"""`ITEM` or `END`, a value, its origin, the counters of every operator on the shard, and spans for a trace."""
+
+
+@dataclass
+class ShardPlan:
+    """What a source actor is asked to run: the same for every shard, each with its own copy of the stages."""
+
+    name: str
+    location: str
+    method: str
+    stages: list[Stage]
+    traced: bool = False
+
+
+class ShardSource:
+    """Calls the actor's method; a deferred reply is "not ready" until it is complete."""
+
+    def __init__(self, plan: ShardPlan, instance: Any, shard: str):
+        self._plan = plan
+        self._shard = shard
+        self._instance = instance
+        self._method = getattr(instance, plan.method)
+        self._wants_context = wants_context(self._method)
+        self._context: Context | None = None
+        self._deferred = False
+        self._late: tuple[Any, BaseException | None] | None = None
+        self.over = False
+        self.items = 0
+        self.busy = 0.0
+        self.resume: Any = None
+        self.spans: SpanList | None = None
+
+    def pull(self) -> Pulled:
+        """The next item of this actor, or `None` while its reply is deferred."""
+        if self.over:
+            return OVER
+        try:
+            value = self._late_value() if self._deferred else self._call()
+        except StopIteration:
+            self.over = True
+            return OVER
+        except Exception as error:
+            raise OperatorError.of(error, self._plan.name, self._plan.location, self._shard) from None
+        if self._deferred:
+            return None
+        origin = (self._shard, self.items, None) if self._context is None else self._context._origin
+        self.items += 1
+        return value, origin
+
+    def stop(self) -> None:
+        """Nothing to let go of."""
+
+    def _call(self) -> Any:
+        start = time.perf_counter()
+        if self._wants_context:
+            self._context = Context(self._plan.name, (self._shard, self.items, None), self._instance, {})
+            value = self._method(context=self._context)
+        else:
+            value = self._method()
+        end = time.perf_counter()
+        self.busy += end - start
+        if self.spans is not None:
+            self.spans.span(self._shard, self._plan.name, start, end)
+        if isinstance(value, Deferred):
+            self._deferred = True
+            value.then(self._arrived)
+            return self._late_value()
+        return value
+
+    def _late_value(self) -> Any:
+        if self._late is None:
+            return None
+        (value, error), self._late, self._deferred = self._late, None, False
+        if error is not None:
+            raise error
+        return value
+
+    def _arrived(self, value: Any, error: BaseException | None) -> None:
+        self._late = (value, error)
+        self.resume()
+
+
+class SpanList:
+    """Spans recorded on a shard, on their way to the trace with the next reply."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, float, float]] = []
+
+    def span(self, _: str | None, name: str, start: float, end: float) -> None:
+        """One operator on one item."""
+        self.spans.append((name, start, end))
+
+    def take(self) -> list[tuple[str, float, float]]:
+        """The spans since the last reply."""
+        spans, self.spans = self.spans, []
+        return spans
+
+
+class Shard:
+    """One shard: answers each request with the next output of its chain, in order."""
+
+    def __init__(self, plan: ShardPlan, instance: Any, shard: str):
+        self._source = ShardSource(plan, instance, shard)
+        self._source.resume = self._resume
+        self._stages = copy.deepcopy(plan.stages)
+        for stage in self._stages:
+            stage.instance = instance
+        self._chain = Chain(self._source, self._stages, shard)
+        self._spans = SpanList() if plan.traced else None
+        self._source.spans = self._chain.tracer = self._spans
+        self._waiting: deque[Deferred[Reply]] = deque()
+        self._pulling = False
+
+    def pull(self) -> Reply | Deferred[Reply]:
+        """The next output; a deferred reply while the source has none."""
+        if not self._waiting and (reply := self._next()) is not None:
+            return reply
+        self._waiting.append(Deferred())
+        return self._waiting[-1]
+
+    def _next(self) -> Reply | None:
+        self._pulling = True
+        try:
+            packet = self._chain.pull()
+        finally:
+            self._pulling = False
+        if packet is None:
+            return None
+        meters = [self._source.items, self._source.busy]
+        for stage in self._stages:
+            meters += (stage.received, stage.items, stage.busy)
+        spans = None if self._spans is None else self._spans.take()
+        if packet is OVER:
+            return END, None, None, tuple(meters), spans
+        return ITEM, packet[0], packet[1], tuple(meters), spans
+
+    def _resume(self) -> None:
+        """The source has its item: answer who waits."""
+        while self._waiting and not self._pulling:
+            try:
+                reply = self._next()
+            except Exception as error:
+                self._waiting.popleft().reject(error)
+                continue
+            if reply is None:
+                return
+            self._waiting.popleft().resolve(reply)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chain's state and the source's position."""
+        return {"items": self._source.items, "over": self._source.over, "chain": self._chain.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._source.items, self._source.over = state["items"], state["over"]
+        self._chain.load_state_dict(state["chain"])
+
+
+# Functions sent to an actor with `apply`; shards are kept beside the instance under the flow's key.
+
+
+def install(instance: Any, key: str, plan: ShardPlan | None, context: ActorContext) -> None:
+    """Begin a shard, or end it when there is no plan."""
+    if plan is None:
+        context.local.pop(key, None)
+    else:
+        context.local[key] = Shard(plan, instance, context.name)
+
+
+def pull(instance: Any, key: str, context: ActorContext) -> Reply | Deferred[Reply]:  # noqa: ARG001
+    """Ask a shard for its next output."""
+    return context.local[key].pull()
+
+
+def shard_state(instance: Any, key: str, context: ActorContext) -> dict[str, Any]:  # noqa: ARG001
+    """Ask a shard for its state."""
+    return context.local[key].state_dict()
+
+
+def load_shard_state(instance: Any, key: str, state: Mapping[str, Any], context: ActorContext) -> None:  # noqa: ARG001
+    """Give a shard its state."""
+    context.local[key].load_state_dict(state)
+
+
+def actor_state(instance: Any) -> Any:
+    """The state of an actor that offers one."""
+    return instance.state_dict() if hasattr(instance, "state_dict") else None
+
+
+def load_actor_state(instance: Any, state: Any) -> None:
+    """Give an actor its state."""
+    if not hasattr(instance, "load_state_dict"):
+        raise StateError(f"{type(instance).__name__} offers state_dict but no load_state_dict")
+    instance.load_state_dict(state)
+
+
+def run_method(instance: Any, method: str, value: Any) -> Any:
+    """Call a method for a `via` node; the reply is its result and the time it took."""
+    start = time.perf_counter()
+    result = getattr(instance, method)(value)
+    spent = time.perf_counter() - start
+    if not isinstance(result, Deferred):
+        return result, spent
+    late: Deferred[Any] = Deferred()
+    result.then(lambda v, error: late.resolve((v, spent)) if error is None else late.reject(error))
+    return late

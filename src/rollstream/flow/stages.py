@@ -1,0 +1,257 @@
+"""Stages: what one operator does to one item. A `Chain` runs a row of them in a plain loop.
+
+A stage either has `plain`, a function of the value alone, or a `push` method that takes a value with its
+origin and returns an output, or `None` if it has none yet. Further outputs wait in `out`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from rollstream.engine.actor import Actor, wants_context
+from rollstream.flow.errors import StateError
+from rollstream.flow.provenance import Merger, Origin, Provenance, Row, Tally, decode, encode, provenance_of
+
+Packet: TypeAlias = tuple[Any, Origin]
+
+
+class Context:
+    """What an operator may know beside its value: ask for it with a parameter called `context`."""
+
+    __slots__ = ("_directory", "_origin", "instance", "node")
+
+    def __init__(self, node: str, origin: Origin, instance: Any, directory: Mapping[str, Actor[Any]]):
+        self.node = node
+        """The operator's name."""
+        self.instance = instance
+        """On a `ParIter`, the source actor's own instance; else `None`."""
+        self._origin = origin
+        self._directory = directory
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the value comes from."""
+        return provenance_of(self._origin)
+
+    @property
+    def actors(self) -> list[Actor[Any]]:
+        """The actors the value comes from, to send them messages. Empty on a `ParIter`."""
+        return [self._directory[name] for name in self.provenance.sources if name in self._directory]
+
+    def note(self, **numbers: float) -> None:
+        """Add numbers to the provenance: a policy version, environment steps."""
+        provenance = self.provenance
+        tallies = {key: Tally(value, value, value) for key, value in numbers.items()}
+        self._origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
+
+
+class Stage:
+    """One operator of a chain: its name, its counters and what it does to an item."""
+
+    kind = "stage"
+    plain: Callable[[Any], Any] | None = None
+
+    def __init__(self, name: str, location: str, function: Any = None):
+        self.name = name
+        self.location = location
+        self.function = function
+        self.out: deque[Packet] = deque()
+        self.received = 0
+        self.items = 0
+        self.busy = 0.0
+        self.instance: Any = None
+        self.directory: Mapping[str, Actor[Any]] = {}
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """Take one item; give the first output, if there is one."""
+        raise NotImplementedError
+
+    def flush(self) -> Packet | None:
+        """The last output, when the stream ends."""
+        return None
+
+    def ended(self) -> bool:
+        """Whether this stage wants no more input."""
+        return False
+
+    def held(self) -> int:
+        """How many items wait here."""
+        return len(self.out)
+
+    def bound(self) -> str:
+        """What limits the items held here, for the graph."""
+        return ""
+
+    def context(self, origin: Origin) -> Context:
+        """A fresh context for one item."""
+        return Context(self.name, origin, self.instance, self.directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, waiting outputs, and the function's own state if it offers one."""
+        state: dict[str, Any] = {"received": self.received, "items": self.items, "out": encode_packets(self.out)}
+        if hasattr(self.function, "state_dict"):
+            state["function"] = self.function.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.received, self.items = state["received"], state["items"]
+        self.out = decode_packets(state["out"])
+        if "function" in state:
+            if not hasattr(self.function, "load_state_dict"):
+                raise StateError(f"the saved state has a state for {self.name}, which has no load_state_dict")
+            self.function.load_state_dict(state["function"])
+
+
+class ForEach(Stage):
+    """One output an input."""
+
+    kind = "for_each"
+
+    def __init__(self, name: str, location: str, function: Callable[..., Any]):
+        super().__init__(name, location, function)
+        self.plain = None if wants_context(function) else function
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """Call the function with its context."""
+        context = self.context(origin)
+        value = self.function(value, context)
+        return value, context._origin  # a note changes it
+
+
+class Filter(Stage):
+    """Keeps the items for which the function is true."""
+
+    kind = "filter"
+
+    def __init__(self, name: str, location: str, function: Callable[..., Any]):
+        super().__init__(name, location, function)
+        self._wants_context = wants_context(function)
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """The item itself, or nothing."""
+        keep = self.function(value, self.context(origin)) if self._wants_context else self.function(value)
+        return (value, origin) if keep else None
+
+
+class Flatten(Stage):
+    """The elements of each item, one by one."""
+
+    kind = "flatten"
+
+    def push(self, value: Iterable[Any], origin: Origin) -> Packet | None:
+        """Each element has the item's provenance; those of a `gather_sync` row have their own."""
+        elements = list(value)
+        if type(origin) is Row and len(origin.parts) == len(elements):
+            self.out.extend(zip(elements, origin.parts, strict=True))
+        else:
+            self.out.extend((element, origin) for element in elements)
+        return self.out.popleft() if self.out else None
+
+
+class Combine(Stage):
+    """Each item to a list, flattened; outputs carry the provenance of all inputs since the last one."""
+
+    kind = "combine"
+
+    def __init__(self, name: str, location: str, function: Callable[..., Iterable[Any]]):
+        super().__init__(name, location, function)
+        self._wants_context = wants_context(function)
+        self._merger = Merger()
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """Call the function; it may keep the item and give nothing."""
+        outputs = self.function(value, self.context(origin)) if self._wants_context else self.function(value)
+        self._merger.add(origin)
+        outputs = list(outputs)
+        if not outputs:
+            return None
+        provenance = self._merger.take()
+        self.out.extend((output, provenance) for output in outputs)
+        return self.out.popleft()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the provenance of the inputs kept so far."""
+        return {**super().state_dict(), "merger": self._merger.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._merger.load_state_dict(state["merger"])
+
+
+class Batch(Stage):
+    """Lists of `size` items; the last may be shorter."""
+
+    kind = "batch"
+
+    def __init__(self, name: str, location: str, size: int):
+        super().__init__(name, location)
+        self.size = size
+        self._partial: list[Any] = []
+        self._merger = Merger()
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """Collect; a full list goes on."""
+        self._partial.append(value)
+        self._merger.add(origin)
+        return self.flush() if len(self._partial) == self.size else None
+
+    def flush(self) -> Packet | None:
+        """What is collected."""
+        if not self._partial:
+            return None
+        batch, self._partial = self._partial, []
+        return batch, self._merger.take()
+
+    def held(self) -> int:
+        """Also the items of the list that is being filled."""
+        return len(self._partial) + len(self.out)
+
+    def bound(self) -> str:
+        """The size of a list."""
+        return f"batch of {self.size}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the list that is being filled."""
+        return {**super().state_dict(), "partial": list(self._partial), "merger": self._merger.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._partial = list(state["partial"])
+        self._merger.load_state_dict(state["merger"])
+
+
+class Take(Stage):
+    """The first `count` items, then the end."""
+
+    kind = "take"
+
+    def __init__(self, name: str, location: str, count: int):
+        super().__init__(name, location)
+        self.count = count
+
+    def push(self, value: Any, origin: Origin) -> Packet | None:
+        """The item itself."""
+        return value, origin
+
+    def ended(self) -> bool:
+        """Whether all have been taken."""
+        return self.received >= self.count
+
+    def bound(self) -> str:
+        """How many it takes."""
+        return f"first {self.count}"
+
+
+def encode_packets(packets: Iterable[Packet]) -> list[Any]:
+    """Packets as plain data."""
+    return [[value, encode(origin)] for value, origin in packets]
+
+
+def decode_packets(state: Iterable[Any]) -> deque[Packet]:
+    """Packets from plain data."""
+    return deque((value, decode(origin)) for value, origin in state)

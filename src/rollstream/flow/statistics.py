@@ -1,0 +1,144 @@
+"""Where the time of a flow goes, node by node."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rollstream.flow.actors import Gather, Via
+from rollstream.flow.node import Chain, Node
+from rollstream.flow.runtime import Flow
+from rollstream.flow.stages import Stage
+
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """One operator so far: how much it did, and how long it worked and was waited for."""
+
+    name: str
+    kind: str
+    place: str
+    """`driver`, or the actors it runs on."""
+    copies: int
+    """On how many actors it runs."""
+    items: int
+    """Items it has given."""
+    dropped: int
+    """Items a `filter` did not let through."""
+    busy: float
+    """Seconds its own code ran, over all copies."""
+    waiting: float
+    """Seconds the driver was blocked because this node had nothing ready."""
+    queue: int
+    """Items that wait here, or were asked for and have not come yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A frozen snapshot of a flow's counters."""
+
+    elapsed: float
+    nodes: tuple[NodeStatistics, ...]
+
+    def __getitem__(self, name: str) -> NodeStatistics:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(f"no node {name!r}; the nodes are: {', '.join(node.name for node in self.nodes)}")
+
+    @property
+    def bottleneck(self) -> str | None:
+        """The name of the busiest node of the busiest place; `None` before anything ran."""
+        load: dict[str, float] = {}
+        for node in self.nodes:
+            load[node.place] = load.get(node.place, 0.0) + node.busy / node.copies
+        if not any(load.values()):
+            return None
+        place = max(load, key=lambda name: load[name])
+        return max((n for n in self.nodes if n.place == place), key=lambda n: n.busy).name
+
+    def __str__(self) -> str:
+        rows = [("node", "where", "items", "dropped", "busy", "share", "waited", "queue")]
+        for node in self.nodes:
+            share = node.busy / node.copies / self.elapsed if self.elapsed else 0.0
+            rows.append(
+                (
+                    node.name + (" *" if node.name == self.bottleneck else ""),
+                    node.place,
+                    f"{node.items:,}",
+                    f"{node.dropped:,}" if node.dropped else "",
+                    f"{node.busy:.3f} s",
+                    f"{share:.0%}",
+                    f"{node.waiting:.3f} s" if node.waiting else "",
+                    str(node.queue) if node.queue else "",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck"])
+
+
+def statistics_of(flow: Flow) -> Statistics:
+    """The counters of a flow as they are now; safe from any thread."""
+    end = flow.ended or time.perf_counter()
+    rows = [row for node in list(flow.nodes) for row in _rows(node)]
+    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows))
+
+
+def place_of(actors: list[Any]) -> str:
+    """`worker[0..3]` for four workers, a name for one actor, names for a few of several kinds."""
+    names = [actor.name for actor in actors]
+    bases = {name.partition("[")[0] for name in names}
+    indices = [actor.index for actor in actors]
+    if len(names) > 1 and len(bases) == 1 and indices == list(range(indices[0], indices[-1] + 1)):
+        return f"{bases.pop()}[{indices[0]}..{indices[-1]}]"
+    return ", ".join(names)
+
+
+def _rows(node: Node) -> list[NodeStatistics]:
+    if isinstance(node, Chain):
+        return [_stage_row(stage) for stage in node.stages]
+    if isinstance(node, Gather):
+        return [*_shard_rows(node), _node_row(node, DRIVER, 1)]
+    if isinstance(node, Via):
+        return [_node_row(node, place_of(node.actors), len(node.actors))]
+    return [] if node.kind == "branch" else [_node_row(node, DRIVER, 1)]
+
+
+def _node_row(node: Node, place: str, copies: int) -> NodeStatistics:
+    return NodeStatistics(
+        node.name, node.kind, place, copies, node.items, 0, node.busy, node.waiting, node.held()
+    )
+
+
+def _stage_row(stage: Stage) -> NodeStatistics:
+    dropped = stage.received - stage.items if stage.kind == "filter" else 0
+    return NodeStatistics(
+        stage.name, stage.kind, DRIVER, 1, stage.items, dropped, stage.busy, 0.0, stage.held()
+    )
+
+
+def _shard_rows(gather: Gather) -> list[NodeStatistics]:
+    """Counters as the shards last reported them, summed."""
+    place, copies = place_of([port.actor for port in gather.ports]), len(gather.ports)
+    width = 2 + 3 * len(gather.plan.stages)
+    meters = [port.meters for port in gather.ports if port.meters]
+    total = [sum(column) for column in zip(*meters, strict=True)] or [0] * width
+    rows = [
+        NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, total[1], 0.0, 0)
+    ]
+    for position, stage in enumerate(gather.plan.stages):
+        received, items, busy = total[2 + 3 * position : 5 + 3 * position]
+        dropped = int(received - items) if stage.kind == "filter" else 0
+        rows.append(NodeStatistics(stage.name, stage.kind, place, copies, int(items), dropped, busy, 0.0, 0))
+    return rows

@@ -1,0 +1,465 @@
+"""The two kinds of stream, and where they begin. Building them runs nothing."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from rollstream.engine import Actor, Engine
+from rollstream.flow import nested
+from rollstream.flow.actors import GatherAsync, GatherSync, Via
+from rollstream.flow.branches import Branch, Limit, Prefetch, RatioLimiter, Split, Union, UnionAsync
+from rollstream.flow.errors import PlanError, plan_line
+from rollstream.flow.node import Chain, Node, Source, ancestors
+from rollstream.flow.provenance import Provenance
+from rollstream.flow.runtime import Flow, engine_of
+from rollstream.flow.shard import ShardPlan
+from rollstream.flow.stages import Batch, Combine, Context, Filter, Flatten, ForEach, Stage, Take
+from rollstream.flow.statistics import Statistics, statistics_of
+from rollstream.flow.trace import Tracer
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+class _Stream:
+    """What both kinds share: a stream has one consumer."""
+
+    def __init__(self) -> None:
+        self._consumer: str | None = None
+
+    def _consume(self, consumer: str) -> None:
+        if self._consumer is not None:
+            raise PlanError(
+                f"{consumer} at {plan_line()} would consume a stream that {self._consumer} consumes already; "
+                f"a stream has one consumer, so split it first: a, b = stream.split(2)"
+            )
+        self._consumer = f"{consumer} at {plan_line()}"
+
+
+class ParIter(_Stream, Generic[T]):
+    """A stream sharded over source actors; what is done to it runs on those actors.
+
+    Gather it to get at its items: `gather_sync()` in rows, `gather_async()` as they come.
+    """
+
+    def __init__(self, actors: Sequence[Actor[Any]], plan: ShardPlan):
+        super().__init__()
+        self._actors = actors
+        self._plan = plan
+
+    @overload
+    def for_each(self, function: Callable[[T], U], *, name: str | None = None) -> ParIter[U]: ...
+    @overload
+    def for_each(self, function: Callable[[T, Context], U], *, name: str | None = None) -> ParIter[U]: ...
+    def for_each(self, function: Callable[..., U], *, name: str | None = None) -> ParIter[U]:
+        """Apply a function to every item, on the item's own actor.
+
+        A callable object may keep state: each shard has its own copy of it. A function with a second
+        parameter, called `context`, also gets the actor's instance, the provenance and its own name.
+        """
+        return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
+
+    @overload
+    def filter(self, function: Callable[[T], object], *, name: str | None = None) -> ParIter[T]: ...
+    @overload
+    def filter(self, function: Callable[[T, Context], object], *, name: str | None = None) -> ParIter[T]: ...
+    def filter(self, function: Callable[..., object], *, name: str | None = None) -> ParIter[T]:
+        """Keep the items for which the function is true."""
+        return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
+
+    def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T]]:
+        """Lists of `size` items of one shard."""
+        return self._with(_batch(size, name))
+
+    def flatten(self: ParIter[Iterable[U]], *, name: str | None = None) -> ParIter[U]:
+        """The elements of each item, one by one."""
+        return self._with(Flatten(name or "flatten", plan_line()))
+
+    @overload
+    def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
+    @overload
+    def combine(self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
+    def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> ParIter[U]:
+        """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
+        return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
+
+    def gather_sync(self, *, name: str | None = None) -> Iter[list[T]]:
+        """Rows of one item a shard. Between two rows no shard runs: a barrier."""
+        self._consume("gather_sync")
+        return Iter(GatherSync(name or "gather_sync", plan_line(), self._actors, self._plan))
+
+    def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T]:
+        """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
+        if num_async < 1:
+            raise PlanError(f"num_async={num_async}: each shard needs at least one item in flight")
+        self._consume("gather_async")
+        return Iter(GatherAsync(name or "gather_async", plan_line(), self._actors, self._plan, num_async))
+
+    def _with(self, stage: Stage) -> ParIter[Any]:
+        self._consume(stage.kind)
+        self._plan.stages.append(stage)
+        return ParIter(self._actors, self._plan)
+
+    def __iter__(self) -> Iterator[T]:
+        raise PlanError(
+            "a ParIter lives on its actors and cannot be iterated here; gather it first: "
+            ".gather_sync() for rows, .gather_async() for items as they come"
+        )
+
+    def __repr__(self) -> str:
+        return f"<ParIter {self._plan.name} on {len(self._actors)} actors>"
+
+
+class Iter(_Stream, Generic[T]):
+    """One sequence of items; what is done to it runs where `next` is called. A plain Python iterator.
+
+    Nothing runs before the first `next`; closing it, or leaving its `with` block, stops the flow.
+    """
+
+    def __init__(self, node: Node):
+        super().__init__()
+        self._node = node
+        self._tracer: Tracer | None = None
+
+    # Operators ---------------------------------------------------------------------------------
+
+    @overload
+    def for_each(self, function: Callable[[T], U], *, name: str | None = None) -> Iter[U]: ...
+    @overload
+    def for_each(self, function: Callable[[T, Context], U], *, name: str | None = None) -> Iter[U]: ...
+    def for_each(self, function: Callable[..., U], *, name: str | None = None) -> Iter[U]:
+        """Apply a function to every item.
+
+        A function with a second parameter, called `context`, also gets the provenance, the actors the
+        item comes from, and its own name.
+        """
+        return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
+
+    @overload
+    def filter(self, function: Callable[[T], object], *, name: str | None = None) -> Iter[T]: ...
+    @overload
+    def filter(self, function: Callable[[T, Context], object], *, name: str | None = None) -> Iter[T]: ...
+    def filter(self, function: Callable[..., object], *, name: str | None = None) -> Iter[T]:
+        """Keep the items for which the function is true."""
+        return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
+
+    def batch(self, size: int, *, name: str | None = None) -> Iter[list[T]]:
+        """Lists of `size` items; the last one of a stream that ends may be shorter."""
+        return self._with(_batch(size, name))
+
+    def flatten(self: Iter[Iterable[U]], *, name: str | None = None) -> Iter[U]:
+        """The elements of each item, one by one."""
+        return self._with(Flatten(name or "flatten", plan_line()))
+
+    @overload
+    def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
+    @overload
+    def combine(self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
+    def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> Iter[U]:
+        """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
+        return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
+
+    def take(self, count: int, *, name: str | None = None) -> Iter[T]:
+        """The first `count` items, then the end; not one item more is asked for."""
+        if count < 0:
+            raise PlanError(f"take({count}): the number of items cannot be negative")
+        return self._with(Take(name or "take", plan_line(), count))
+
+    def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T, Provenance]]:
+        """Each item with its provenance."""
+
+        def pair(item: T, context: Context) -> tuple[T, Provenance]:
+            return item, context.provenance
+
+        return self.for_each(pair, name=name or "zip_with_source")
+
+    def max_staleness(
+        self, limit: int, newest: Callable[[], float], *, note: str = "version", name: str | None = None
+    ) -> Iter[T]:
+        """Drop, and count as dropped, items made more than `limit` versions before `newest()`.
+
+        A source notes the version it used: `context.note(version=...)`. Items without one pass.
+        """
+        if limit < 0:
+            raise PlanError(f"max_staleness({limit}): the limit cannot be negative")
+
+        def fresh(_: T, context: Context) -> bool:
+            version = context.provenance.least(note)
+            return version is None or newest() - version <= limit
+
+        return self.filter(fresh, name=name or "max_staleness")
+
+    def via(
+        self, actors: Actor[Any] | Sequence[Actor[Any]], method: str, in_flight: int = 1, *, name: str | None = None
+    ) -> Iter[Any]:
+        """Run a stage on one or several actors, `in_flight` items at a time, results in input order."""
+        actors = [actors] if isinstance(actors, Actor) else list(actors)
+        _check_actors(actors, method)
+        if in_flight < 1:
+            raise PlanError(f"in_flight={in_flight}: at least one item has to be on its way")
+        name = name or f"{actors[0].cls.__name__}.{method}"
+        return self._into(Via(name, plan_line(), self._use("via"), actors, method, in_flight))
+
+    def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T]:
+        """Pull up to `count` items ahead without waiting for them: what is upstream goes on meanwhile."""
+        if count < 1:
+            raise PlanError(f"prefetch({count}): pull at least one item ahead")
+        return self._into(Prefetch(name or "prefetch", plan_line(), self._use("prefetch"), count))
+
+    def split(self, n: int = 2, buffer: int = 16, *, name: str | None = None) -> tuple[Iter[T], ...]:
+        """`n` streams that each get every item, at most `buffer` items apart. Join them by `union_async`."""
+        if n < 2 or buffer < 1:
+            raise PlanError(f"split({n}, buffer={buffer}): needs at least two branches and room for one item")
+        split = Split(name or "split", plan_line(), self._use("split"), n, buffer)
+        return tuple(self._into(Branch(split, index)) for index in range(n))
+
+    def _with(self, stage: Stage) -> Iter[Any]:
+        node = self._use(stage.kind)
+        if isinstance(node, Chain):
+            node.stages.append(stage)
+            return self._into(node)
+        return self._into(Chain(node, [stage]))
+
+    def _use(self, consumer: str) -> Node:
+        if self._node.flow is not None:
+            raise PlanError(f"{consumer} at {plan_line()} comes too late: this stream is being iterated")
+        self._consume(consumer)
+        return self._node
+
+    def _into(self, node: Node) -> Iter[Any]:
+        engine_of(node)
+        stream: Iter[Any] = Iter(node)
+        stream._tracer = self._tracer
+        return stream
+
+    # Running -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        flow = self._node.flow
+        if flow is None or self._consumer is not _ITERATION:
+            flow = self._begin()
+        return flow.advance(self._node)
+
+    def close(self) -> None:
+        """Stop the flow. What is in flight is dropped; nothing more is asked for."""
+        if self._node.flow is not None:
+            self._node.flow.close()
+
+    def __enter__(self) -> Iter[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def statistics(self) -> Statistics:
+        """A frozen snapshot of every node's counters; from any thread, while the flow runs."""
+        return Statistics(0.0, ()) if self._node.flow is None else statistics_of(self._node.flow)
+
+    def trace(self, path: str | os.PathLike[str]) -> Iter[T]:
+        """Record the run from its start; the file is written when the flow ends. Opens in Perfetto."""
+        if self._node.flow is not None:
+            raise PlanError("call trace before the first item is asked for")
+        self._tracer = Tracer(path)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the whole flow between two items: operators, items in flight, and every actor
+        that offers `state_dict`. Plain data, as far as the items and the states they offer are.
+        """  # noqa: D205
+        return self._begin().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let a freshly built flow go on where a saved one stood."""
+        self._begin().load_state_dict(state)
+
+    def _begin(self) -> Flow:
+        if self._consumer is not _ITERATION:
+            self._consume("iteration")
+            self._consumer = _ITERATION
+        if self._node.flow is None:
+            flow = next((node.flow for node in ancestors(self._node) if node.flow is not None), None)
+            flow = flow or Flow(engine_of(self._node), self._tracer)
+            flow.add(self._node)
+        assert self._node.flow is not None
+        return self._node.flow
+
+    def __repr__(self) -> str:
+        return f"<Iter {self._node.name}>"
+
+
+_ITERATION = "iteration"
+
+
+# Where streams begin -----------------------------------------------------------------------------
+
+
+def from_actors(actors: Sequence[Actor[Any]], method: str, *, name: str | None = None) -> ParIter[Any]:
+    """A stream with one shard an actor; each item is a call of the method, StopIteration ends the shard.
+
+    A method with a parameter called `context` can add numbers to the provenance of its item:
+    `context.note(version=3, steps=64)`.
+    """
+    _check_actors(actors, method)
+    name = name or f"{actors[0].cls.__name__}.{method}"
+    return ParIter(actors, ShardPlan(name, plan_line(), method, []))
+
+
+def from_items(items: Sequence[T], *, name: str | None = None) -> Iter[T]:
+    """A stream of the items of a sequence."""
+    return Iter(Source(name or "from_items", plan_line(), items))
+
+
+def from_iterable(iterable: Iterable[T], *, name: str | None = None) -> Iter[T]:
+    """A stream of whatever can be iterated. To resume, elements given before are skipped."""
+    return Iter(Source(name or "from_iterable", plan_line(), iterable))
+
+
+def from_factories(
+    engine: Engine, factories: Sequence[Callable[[], Iterable[T]]], *, name: str | None = None
+) -> ParIter[T]:
+    """One actor a factory, each consuming its own independent stream: flows nest into trees.
+
+    A factory is called on its actor and returns something to iterate: an `Iter` with an engine of its
+    own, a generator, a list.
+    """
+    if not factories:
+        raise PlanError("from_factories needs at least one factory")
+    base = name or _name_of(factories[0], None, "from_factories")
+    actors = [engine.spawn(nested.Consumer, (factory,), name=base)[0] for factory in factories]
+    return from_actors(actors, "next", name=base)
+
+
+# Where streams meet ------------------------------------------------------------------------------
+
+
+def union(
+    iters: Sequence[Iter[T]],
+    weights: Sequence[int] | None = None,
+    output: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+) -> Iter[T]:
+    """Take `weights[i]` items from stream i, then the next stream's turn: exact and deterministic.
+
+    `output` lists the streams whose items are given; the others run and their items end here. A stream
+    that has ended is skipped, one that cannot run yet forfeits its turn. Ends with its outputs.
+    """
+    weights = [1] * len(iters) if weights is None else list(weights)
+    if len(weights) != len(iters):
+        raise PlanError(f"{len(weights)} weights for {len(iters)} streams; give one weight a stream")
+    if any(not isinstance(weight, int) or weight < 1 for weight in weights):
+        raise PlanError(f"weights={weights}: weights are whole numbers of items, at least 1")
+    nodes = _meet("union", iters, output)
+    _refuse_shared_splits(nodes)
+    _refuse_limiters(nodes)
+    node = Union(name or "union", plan_line(), nodes, weights, _outputs(iters, output))
+    return iters[0]._into(node)
+
+
+def union_async(
+    iters: Sequence[Iter[T]], output: Sequence[int] | None = None, *, name: str | None = None
+) -> Iter[T]:
+    """Take whatever is ready, in turn; of a split's branches, the one with the larger backlog first.
+
+    `output` lists the streams whose items are given; the others run and their items end here.
+    """
+    nodes = _meet("union_async", iters, output)
+    return iters[0]._into(UnionAsync(name or "union_async", plan_line(), nodes, _outputs(iters, output)))
+
+
+def limit_ratio(
+    inserts: Iter[T],
+    samples: Iter[U],
+    samples_per_insert: float,
+    *,
+    min_size: int = 1,
+    error_buffer: float | None = None,
+    name: str | None = None,
+) -> tuple[Iter[T], Iter[U]]:
+    """Couple two streams: so many items of the second for each of the first, within `error_buffer` items.
+
+    No sample is asked for before `min_size` inserts have passed. Put it right behind the gathers, so that
+    it is their requests that are admitted or withheld. When one stream ends, the other ends where the
+    ratio stops it. See `RatioLimiter` for the inequalities.
+    """
+    least = max(1.0, samples_per_insert)
+    error_buffer = least if error_buffer is None else error_buffer
+    if samples_per_insert <= 0 or min_size < 1:
+        raise PlanError(f"samples_per_insert={samples_per_insert}, min_size={min_size}: both must be positive")
+    if error_buffer < least:
+        raise PlanError(f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}")
+    limiter = RatioLimiter(samples_per_insert, min_size, error_buffer)
+    name = name or "limit_ratio"
+    left = Limit(f"{name}.inserts", plan_line(), inserts._use("limit_ratio"), limiter, inserts=True)
+    right = Limit(f"{name}.samples", plan_line(), samples._use("limit_ratio"), limiter, inserts=False)
+    left.partner, right.partner = right, left
+    return inserts._into(left), samples._into(right)
+
+
+def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> list[Node]:
+    if not iters:
+        raise PlanError(f"{kind} needs at least one stream")
+    if output is not None and (not output or not all(0 <= index < len(iters) for index in output)):
+        raise PlanError(f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one")
+    return [stream._use(kind) for stream in iters]
+
+
+def _outputs(iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> Sequence[int]:
+    return range(len(iters)) if output is None else output
+
+
+def _refuse_shared_splits(nodes: Sequence[Node]) -> None:
+    seen: set[int] = set()
+    for node in nodes:
+        splits = {id(n): n for n in ancestors(node) if isinstance(n, Split)}
+        if shared := seen & set(splits):
+            split = splits[shared.pop()]
+            raise PlanError(
+                f"a union with weights over branches of one split ({split.name} at {split.location}) could "
+                f"block itself; join them by union_async"
+            )
+        seen |= set(splits)
+
+
+def _refuse_limiters(nodes: Sequence[Node]) -> None:
+    seen: set[int] = set()
+    for node in nodes:
+        limiters = {id(n.limiter) for n in ancestors(node) if isinstance(n, Limit)}
+        if seen & limiters:
+            raise PlanError(
+                "these streams are coupled by a rate limiter and by the union's weights; "
+                "keep one of them: join them by union_async, or leave out limit_ratio"
+            )
+        seen |= limiters
+
+
+def _check_actors(actors: Sequence[Actor[Any]], method: str) -> None:
+    if not actors:
+        raise PlanError("a stream needs at least one actor; spawn some: engine.spawn(Worker, count=2)")
+    for actor in actors:
+        if actor.engine.closed:
+            raise PlanError(f"{actor.name} has ended with its engine; build the plan inside the engine's scope")
+        actor.require(method)
+
+
+def _batch(size: int, name: str | None) -> Batch:
+    if size < 1:
+        raise PlanError(f"batch({size}): a batch has at least one item")
+    return Batch(name or "batch", plan_line(), size)
+
+
+def _name_of(function: Any, name: str | None, kind: str) -> str:
+    """The name given, else the function's or its class's; a lambda has only its kind."""
+    if name is not None:
+        return name
+    while isinstance(function, functools.partial):
+        function = function.func
+    own = getattr(function, "__name__", type(function).__name__)
+    return kind if own == "<lambda>" else own
