@@ -9,7 +9,7 @@
 """
 
 from rollstream import flow
-from rollstream.engine import Deadlock, Deferred, EngineClosed, EngineError, RollstreamError, engine
+from rollstream.engine import Deadlock, Deferred, Engine, EngineClosed, EngineError, RollstreamError, engine
 from rollstream.flow import OperatorError, PlanError, StateError
 
 __version__ = "0.1.0.dev0"
@@ -17,6 +17,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Deadlock",
     "Deferred",
+    "Engine",
     "EngineClosed",
     "EngineError",
     "OperatorError",

@@ -2,6 +2,7 @@
 
 from rollstream.flow.branches import RatioLimiter
 from rollstream.flow.errors import OperatorError, PlanError, StateError
+from rollstream.flow.graph import Graph, GraphEdge, GraphNode, graph
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.stages import Context
 from rollstream.flow.statistics import NodeStatistics, Statistics
@@ -19,6 +20,9 @@ from rollstream.flow.stream import (
 
 __all__ = [
     "Context",
+    "Graph",
+    "GraphEdge",
+    "GraphNode",
     "Iter",
     "NodeStatistics",
     "OperatorError",
@@ -34,6 +38,7 @@ __all__ = [
     "from_factories",
     "from_items",
     "from_iterable",
+    "graph",
     "limit_ratio",
     "union",
     "union_async",

@@ -344,7 +344,7 @@ class Limit(Node):
         super().__init__(name, location, [upstream])
         self.limiter = limiter
         self.partner: Limit | None = None
-        self._inserts = inserts
+        self.inserts = inserts
         self._over = False
         self._admitted = False
         self._gathers = isinstance(upstream, Gather)
@@ -380,7 +380,7 @@ class Limit(Node):
     def admit(self) -> bool:
         """Count one more item asked for, if it may be."""
         limiter = self.limiter
-        if self._inserts:
+        if self.inserts:
             if limiter.may_insert():
                 limiter.asked += 1
                 return True
@@ -391,13 +391,13 @@ class Limit(Node):
 
     def cancel(self) -> None:
         """An item asked for will not come."""
-        if self._inserts:
+        if self.inserts:
             self.limiter.asked -= 1
         else:
             self.limiter.samples -= 1
 
     def _passed(self) -> None:
-        if self._inserts:
+        if self.inserts:
             self.limiter.asked -= 1
             self.limiter.inserts += 1
         assert self.flow is not None
@@ -405,7 +405,7 @@ class Limit(Node):
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
-        may = self.limiter.may_insert() if self._inserts else self.limiter.may_sample()
+        may = self.limiter.may_insert() if self.inserts else self.limiter.may_sample()
         return not may and self.partner is not None and (self.partner._over or self.partner.stopped)
 
     def bound(self) -> str:
@@ -416,9 +416,9 @@ class Limit(Node):
     def blocked(self) -> str | None:
         """Withheld by the counts."""
         limiter = self.limiter
-        if limiter.may_insert() if self._inserts else limiter.may_sample():
+        if limiter.may_insert() if self.inserts else limiter.may_sample():
             return None
-        kind = "inserts" if self._inserts else "samples"
+        kind = "inserts" if self.inserts else "samples"
         return (
             f"{self.name} ({self.location}) withholds {kind}: {limiter.inserts} inserts and {limiter.samples} "
             f"samples so far, {self.bound()}"
@@ -428,7 +428,7 @@ class Limit(Node):
         """The counts, less the requests whose replies are deferred: those will be asked for again."""
         upstream = self.upstreams[0]
         again = upstream.unanswered() if isinstance(upstream, Gather) else 0
-        if self._inserts:
+        if self.inserts:
             counts = {"inserts": self.limiter.inserts, "asked": self.limiter.asked - again}
         else:
             counts = {"samples": self.limiter.samples - again}
@@ -437,7 +437,7 @@ class Limit(Node):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        if self._inserts:
+        if self.inserts:
             self.limiter.inserts, self.limiter.asked = state["inserts"], state["asked"]
         else:
             self.limiter.samples = state["samples"]
