@@ -90,13 +90,18 @@ def main() -> None:
     figures: list[Figure] = []
 
     ours_0, ours, plain_0, plain = medians(
-        lambda: flow_chain(0), lambda: flow_chain(OPERATORS), lambda: plain_chain(0), lambda: plain_chain(OPERATORS)
+        lambda: flow_chain(0),
+        lambda: flow_chain(OPERATORS),
+        lambda: plain_chain(0),
+        lambda: plain_chain(OPERATORS),
     )
     per = micro / (ITEMS * OPERATORS)
     figures.append(("for_each, per operator and item", (ours - ours_0) * per, (plain - plain_0) * per, 1.0))
 
     with rs.engine("inline") as engine:
-        one, rows_, calls = medians(lambda: gathered(engine, 1, ITEMS), lambda: rows(engine, ITEMS), plain_calls)
+        one, rows_, calls = medians(
+            lambda: gathered(engine, 1, ITEMS), lambda: rows(engine, ITEMS), plain_calls
+        )
         figures.append(("gather_async inline, per item", one / ITEMS * micro, calls / ITEMS * micro, 5.0))
         figures.append(("gather_sync inline, per item", rows_ / ITEMS * micro, calls / ITEMS * micro, 5.0))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollstream.engine.errors import EngineError
@@ -33,26 +32,22 @@ class ActorContext:
 def wants_context(function: Callable[..., Any]) -> bool:
     """Whether a function asks for a context, by naming a parameter `context`."""
     try:
-        return _names_context(function)
-    except TypeError:  # an unhashable callable cannot be cached
-        return _names_context.__wrapped__(function)
-
-
-@lru_cache(maxsize=512)
-def _names_context(function: Callable[..., Any]) -> bool:
-    try:
         return "context" in inspect.signature(function).parameters
-    except ValueError:  # a builtin without a signature
+    except (ValueError, TypeError):  # a builtin without a signature
         return False
 
 
 class Message:
-    """One message on its way: what to run beside an instance, and where the reply goes."""
+    """One message on its way: a method to call, or a function to run with the cell, and where the reply goes."""
 
     __slots__ = ("args", "future", "label", "operation", "posted")
 
     def __init__(
-        self, operation: str | Callable[..., Any], args: tuple[Any, ...], future: Future[Any] | None, label: str
+        self,
+        operation: str | Callable[..., Any],
+        args: tuple[Any, ...],
+        future: Future[Any] | None,
+        label: str,
     ):
         self.posted: tuple[str, float] | None = None  # sender and time, when messages are traced
         self.operation = operation
@@ -84,21 +79,23 @@ class Cell:
         self.instance = self.cls(*resolve(self.args), **kwargs)
 
     def run(self, operation: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Handle one message: call a method, or a function beside the instance."""
+        """Handle one message: call a method of the instance, or a function of the cell."""
+        for argument in args:
+            if isinstance(argument, _INDIRECT):
+                args = resolve(args)
+                break
         if isinstance(operation, str):
-            return getattr(self.instance, operation)(*resolve(args))
-        if wants_context(operation):
-            return operation(self.instance, *resolve(args), context=self.context)
-        return operation(self.instance, *resolve(args))
+            return getattr(self.instance, operation)(*args)
+        return operation(self, *args)
 
-    def rebuild(self, sticky: Iterable[Message]) -> None:
+    def rebuild(self, sticky: Mapping[str, Message]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""
         self.end()
         self.context = ActorContext(
             self.context.name, self.context.index, self.context.count, self.context.restarts + 1
         )
         self.build()
-        for message in sticky:
+        for message in list(sticky.values()):
             self.run(message.operation, message.args)
 
     def end(self) -> None:
@@ -109,14 +106,12 @@ class Cell:
             close()
 
 
+_INDIRECT = (Ref, Future)
+
+
 def resolve(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments with references and futures replaced by what they stand for."""
-    for argument in args:
-        if isinstance(argument, (Ref, Future)):
-            return tuple(
-                a.get() if isinstance(a, Ref) else a.result() if isinstance(a, Future) else a for a in args
-            )
-    return args
+    return tuple(a.get() if isinstance(a, Ref) else a.result() if isinstance(a, Future) else a for a in args)
 
 
 class Actor(Generic[A]):
@@ -140,7 +135,7 @@ class Actor(Generic[A]):
         and handled again by a restarted instance.
         """
         self.require(method)
-        return self._ask(method, args, sticky)
+        return self.ask(method, *args, sticky=sticky)
 
     def send(self, method: str, *args: Any, sticky: bool | str = False) -> None:
         """Call a method without a reply. A failure stops the flow, or is raised by the engine."""
@@ -149,8 +144,13 @@ class Actor(Generic[A]):
         self.engine.post(self, Message(method, args, None, label), _kind(method, sticky))
 
     def apply(self, function: Callable[..., R], *args: Any, sticky: bool | str = False) -> Future[R]:
-        """Run `function(instance, *args)` beside the instance."""
-        return self._ask(function, args, sticky)
+        """Run `function(instance, *args)` beside the instance.
+
+        A function with a parameter called `context` is given the actor's `ActorContext`, where it can keep
+        things beside the instance.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+        return self.ask(_beside, function, *args, sticky=sticky, name=name)
 
     def restart(self) -> Future[None]:
         """Replace the instance by a fresh one: same arguments, then its sticky messages."""
@@ -159,13 +159,22 @@ class Actor(Generic[A]):
     def require(self, method: str) -> None:
         """Raise, naming the methods there are, if the class has no such method."""
         if not callable(getattr(self.cls, method, None)):
-            known = ", ".join(n for n in dir(self.cls) if not n.startswith("_") and callable(getattr(self.cls, n)))
+            known = ", ".join(
+                n for n in dir(self.cls) if not n.startswith("_") and callable(getattr(self.cls, n))
+            )
             raise EngineError(
                 f"{self.name} is a {self.cls.__name__}, which has no method {method!r}; it has: {known or 'none'}"
             )
 
-    def _ask(self, operation: Any, args: tuple[Any, ...], sticky: bool | str) -> Future[Any]:
-        name = operation if isinstance(operation, str) else getattr(operation, "__name__", repr(operation))
+    def ask(
+        self,
+        operation: str | Callable[..., Any],
+        *args: Any,
+        sticky: bool | str = False,
+        name: str | None = None,
+    ) -> Future[Any]:
+        """Call a method, or run `operation(cell, *args)`. For flows; others use `call` and `apply`."""
+        name = name or (operation if isinstance(operation, str) else operation.__name__)
         label = f"{self.name}.{name}"
         future: Future[Any] = Future(self.engine, label, self.name)
         self.engine.post(self, Message(operation, args, future, label), _kind(name, sticky))
@@ -183,3 +192,9 @@ class Actor(Generic[A]):
 
 def _kind(name: str, sticky: bool | str) -> str | None:
     return sticky if isinstance(sticky, str) else name if sticky else None
+
+
+def _beside(cell: Cell, function: Callable[..., Any], *args: Any) -> Any:
+    if wants_context(function):
+        return function(cell.instance, *args, context=cell.context)
+    return function(cell.instance, *args)

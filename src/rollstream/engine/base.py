@@ -144,15 +144,17 @@ class Engine(ABC):
 
     def restart(self, actor: Actor[Any]) -> Future[None]:
         """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
-        future: Future[None] = Future(self, f"{actor.name}.restart", actor.name)
-        self.post(actor, Message(_restart, (actor,), future, future.label))
-        return future
+        return actor.ask(Cell.rebuild, actor.sticky, name="restart")
 
     def statistics(self) -> EngineStatistics:
         """What every actor has done so far; readable from any thread."""
         rows = tuple(
             ActorStatistics(
-                actor.name, actor.cell.messages, actor.cell.failures, actor.cell.context.restarts, actor.cell.busy
+                actor.name,
+                actor.cell.messages,
+                actor.cell.failures,
+                actor.cell.context.restarts,
+                actor.cell.busy,
             )
             for actor in list(self.actors.values())
         )
@@ -209,7 +211,8 @@ class Engine(ABC):
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
-        self._count(1)
+        with self._lock:
+            self._outstanding += 1
         self._deliver(actor, message)
 
     def idle(self) -> bool:
@@ -286,34 +289,29 @@ class Engine(ABC):
             value, error = None, caught
         self._settle(message, value, error)
 
-    def _settle(self, message: Message, value: Any, error: BaseException | None) -> None:
-        if isinstance(value, Deferred):
-            value.then(lambda late, failure: self._reply(message, late, failure))
-            with self._lock:
-                self._outstanding -= 1
-                if self._outstanding == 0:
-                    self._wake()
-        else:
-            self._reply(message, value, error, handled=1)
-
-    def _reply(self, message: Message, value: Any, error: BaseException | None, handled: int = 0) -> None:
+    def _settle(
+        self, message: Message, value: Any, error: BaseException | None, *, was_deferred: bool = False
+    ) -> None:
         """Hand on a reply. One lock makes `idle` exact: a reply is in its sink before the engine is idle."""
+        future, told, deferred = message.future, None, isinstance(value, Deferred)
         if error is not None:
             error.add_note(f"raised while {message.label} was handled")
-        future = message.future
-        told = None
+        if deferred:
+            value.then(lambda late, failure: self._settle(message, late, failure, was_deferred=True))
         with self._lock:
-            self._outstanding -= handled
-            if future is not None:
-                future.settle(value, error)
+            if not was_deferred:
+                self._outstanding -= 1
+            if future is None:
+                if error is not None:
+                    self._failures.append(error)
+                    self._wake()
+            elif not deferred:
+                future.value, future.error, future.done = value, error, True
                 if (told := future.sink) is not None:
                     told.put(future)
                 if future.waiters:
                     for waiter in future.waiters:
                         waiter.put(future)
-            elif error is not None:
-                self._failures.append(error)
-                self._wake()
             if self._outstanding == 0:
                 self._wake(told)
 
@@ -340,7 +338,3 @@ class Engine(ABC):
             number += 1
             candidate = f"{name}-{number}"
         return candidate
-
-
-def _restart(_: Any, actor: Actor[Any]) -> None:
-    actor.cell.rebuild(list(actor.sticky.values()))

@@ -37,7 +37,7 @@ class Sink(Protocol):
 class Future(Generic[T_co]):
     """The reply to a message: it arrives later, once, as a value or an error."""
 
-    __slots__ = ("_error", "_value", "done", "engine", "label", "receiver", "sink", "token", "waiters")
+    __slots__ = ("done", "engine", "error", "label", "receiver", "sink", "token", "value", "waiters")
 
     def __init__(
         self, engine: Engine, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None
@@ -51,8 +51,9 @@ class Future(Generic[T_co]):
         """Whatever the one who asked wants to find again beside the reply."""
         self.waiters: list[Sink] | None = None
         self.done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        """What came, once `done`; `result` gives the one or raises the other."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the reply; raise what the actor raised, or `TimeoutError`."""
@@ -60,22 +61,12 @@ class Future(Generic[T_co]):
             ready, _ = self.engine.wait([self], timeout=timeout)
             if not ready:
                 raise TimeoutError(f"no reply to {self.label} within {timeout} s")
-        if self._error is not None:
-            raise self._error
-        return cast(T_co, self._value)
-
-    def exception(self) -> BaseException | None:
-        """The error of a finished future, or `None`."""
-        return self._error
-
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        """Store the reply. For engines, which also tell whoever waits."""
-        self._value = value
-        self._error = error
-        self.done = True
+        if self.error is not None:
+            raise self.error
+        return cast(T_co, self.value)
 
     def __repr__(self) -> str:
-        state = "failed" if self._error is not None else "done" if self.done else "pending"
+        state = "failed" if self.error is not None else "done" if self.done else "pending"
         return f"<Future {self.label} {state}>"
 
 

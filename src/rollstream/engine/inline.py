@@ -68,7 +68,7 @@ class InlineEngine(Engine):
         self._running.append(actor.name)
         try:
             self._handle(actor, message)
-        except BaseException:
+        except BaseException:  # Ctrl-C, say: it is not the actor's to handle
             self._count(-1)
             raise
         finally:

@@ -41,14 +41,19 @@ class Port:
         self.label = f"{actor.name}.{method}"
         self.pending: deque[Future[Any]] = deque()
         self.over = False
-        self.meters: shard.Meters = ()
+        self.meters: shard.Meters = []
 
 
 class Gather(Node):
     """What both gathers share: shards on actors, requests to them, replies in each shard's order."""
 
     def __init__(
-        self, name: str, location: str, actors: Sequence[Actor[Any]], plan: shard.ShardPlan, num_async: int = 1
+        self,
+        name: str,
+        location: str,
+        actors: Sequence[Actor[Any]],
+        plan: shard.ShardPlan,
+        num_async: int = 1,
     ):
         super().__init__(name, location)
         self.plan = plan
@@ -64,7 +69,7 @@ class Gather(Node):
         super().open(flow)
         self._key = flow.key(self.name)
         plan = replace(self.plan, traced=flow.tracer is not None)
-        futures = [port.actor.apply(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
+        futures = [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
         for future in futures:
             future.result()
 
@@ -73,7 +78,9 @@ class Gather(Node):
         if not self.stopped and self.flow is not None and not self.engine.closed:
             for port in self.ports:
                 port.actor.sticky.pop(self._key, None)
-                message = Message(shard.install, (self._key, None), None, f"{port.actor.name}.end {self.name}")
+                message = Message(
+                    shard.install, (self._key, None), None, f"{port.actor.name}.end {self.name}"
+                )
                 self.engine.post(port.actor, message)
         super().stop()
 
@@ -92,9 +99,9 @@ class Gather(Node):
         while port.pending and port.pending[0].done:
             head = port.pending.popleft()
             self._requested -= 1
-            if (error := head.exception()) is not None:
-                raise _wrapped(error, self.plan.name, self.plan.location, port.actor)
-            kind, value, origin, port.meters, spans = head.result()
+            if head.error is not None:
+                raise _wrapped(head.error, self.plan.name, self.plan.location, port.actor)
+            kind, value, origin, port.meters, spans = head.value
             if spans and self.flow is not None and self.flow.tracer is not None:
                 for name, start, end in spans:
                     self.flow.tracer.span(port.actor.name, name, start, end)
@@ -285,7 +292,13 @@ class Via(Node):
     kind = "via"
 
     def __init__(
-        self, name: str, location: str, upstream: Node, actors: Sequence[Actor[Any]], method: str, in_flight: int
+        self,
+        name: str,
+        location: str,
+        upstream: Node,
+        actors: Sequence[Actor[Any]],
+        method: str,
+        in_flight: int,
     ):
         super().__init__(name, location, [upstream])
         self.actors = list(actors)
@@ -330,9 +343,9 @@ class Via(Node):
         """A result is there: take in every result that is next in order."""
         while self._pending and self._pending[0][0].done:
             head, origin = self._pending.popleft()
-            if (error := head.exception()) is not None:
-                raise _wrapped(error, self.name, self.location, head.token[1])
-            value, busy = head.result()
+            if head.error is not None:
+                raise _wrapped(head.error, self.name, self.location, head.token[1])
+            value, busy = head.value
             self.busy += busy
             self._ready.append((value, origin))
 

@@ -122,7 +122,12 @@ class Union(Node):
     kind = "union"
 
     def __init__(
-        self, name: str, location: str, upstreams: Sequence[Node], weights: Sequence[int], output: Sequence[int]
+        self,
+        name: str,
+        location: str,
+        upstreams: Sequence[Node],
+        weights: Sequence[int],
+        output: Sequence[int],
     ):
         super().__init__(name, location, upstreams)
         self.weights = list(weights)
@@ -201,7 +206,9 @@ class UnionAsync(Node):
         self._over = [False] * len(self.upstreams)
         self._served: int | None = None
         self._last = len(self.upstreams) - 1
-        self._branches = [[node for node in ancestors(up) if isinstance(node, Branch)] for up in self.upstreams]
+        self._branches = [
+            [node for node in ancestors(up) if isinstance(node, Branch)] for up in self.upstreams
+        ]
 
     def pull(self) -> Pulled:
         """The next output of whichever stream has one."""

@@ -130,7 +130,9 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
     extra: dict[str, GraphNode] = {}
     edges: dict[GraphEdge, None] = {}
     for node in nodes:
-        stages = node.plan.stages if isinstance(node, Gather) else node.stages if isinstance(node, Chain) else []
+        stages = (
+            node.plan.stages if isinstance(node, Gather) else node.stages if isinstance(node, Chain) else []
+        )
         for stage in stages:
             strangers = [actor for actor in actors_in(stage.function) if actor.name not in homes]
             if strangers:

@@ -194,7 +194,7 @@ class Chain(Node):
                         packet = stage.push(value, origin)
                         if stage.out:
                             stack.append(index)
-                        if stage.ended():
+                        if stage.left == 0:
                             self._end(index)
                         if packet is None:
                             stage.busy += clock() - last
@@ -235,7 +235,7 @@ class Chain(Node):
 
     def _look_for_end(self) -> None:
         for index, stage in enumerate(self.stages):
-            if stage.ended():
+            if stage.left == 0:
                 self._end(index)
 
     def start(self) -> None:

@@ -148,7 +148,10 @@ def _add(left: Tally, right: Tally) -> Tally:
 def encode(origin: Origin) -> Any:
     """An origin as JSON."""
     if type(origin) is Provenance:
-        return {"spans": [list(span) for span in origin.spans], "notes": {k: list(t) for k, t in origin.notes.items()}}
+        return {
+            "spans": [list(span) for span in origin.spans],
+            "notes": {k: list(t) for k, t in origin.notes.items()},
+        }
     if type(origin) is Row:
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)

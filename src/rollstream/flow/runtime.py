@@ -159,9 +159,9 @@ class Flow:
             state["nodes"][node.name] = node.state_dict()
             if isinstance(node, Gather):
                 key = self.key(node.name)
-                futures = [port.actor.apply(shard.shard_state, key) for port in node.ports]
+                futures = [port.actor.ask(shard.shard_state, key) for port in node.ports]
                 state["shards"][node.name] = [future.result() for future in futures]
-        futures = {name: actor.apply(shard.actor_state) for name, actor in self.directory.items()}
+        futures = {name: actor.ask(shard.actor_state) for name, actor in self.directory.items()}
         states = {name: future.result() for name, future in futures.items()}
         state["actors"] = {name: own for name, own in states.items() if own is not None}
         return state
@@ -170,7 +170,9 @@ class Flow:
         """Stand where a saved flow stood. Only for a flow that has not begun."""
         self._require_between_items("loaded")
         if self.started:
-            raise StateError("a state can only be loaded into a fresh flow; build the plan again and load it there")
+            raise StateError(
+                "a state can only be loaded into a fresh flow; build the plan again and load it there"
+            )
         if state.get("format") != _FORMAT:
             raise StateError(f"this state has format {state.get('format')!r}, not {_FORMAT}")
         names = {node.name for node in self.nodes}
@@ -178,12 +180,12 @@ class Flow:
         _require_same("actors", set(state["actors"]), set(state["actors"]) & set(self.directory))
         futures: list[Future[Any]] = []
         for name, own in state["actors"].items():
-            futures.append(self.directory[name].apply(shard.load_actor_state, own))
+            futures.append(self.directory[name].ask(shard.load_actor_state, own))
         for node in self.nodes:
             node.load_state_dict(state["nodes"][node.name])
             if isinstance(node, Gather):
                 for port, own in zip(node.ports, state["shards"][node.name], strict=True):
-                    futures.append(port.actor.apply(shard.load_shard_state, self.key(node.name), own))
+                    futures.append(port.actor.ask(shard.load_shard_state, self.key(node.name), own))
         for future in futures:
             future.result()
 

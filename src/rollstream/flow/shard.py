@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rollstream.engine import ActorContext, Deferred
-from rollstream.engine.actor import wants_context
+from rollstream.engine import Deferred
+from rollstream.engine.actor import Cell, wants_context
 from rollstream.flow.errors import OperatorError, StateError
-from rollstream.flow.node import OVER, Chain, Pulled
-from rollstream.flow.provenance import Origin
-from rollstream.flow.stages import Context, Stage
+from rollstream.flow.node import OVER, Chain, Over, Pulled
+from rollstream.flow.stages import Context, Packet, Stage
 
 ITEM, END = 0, 1
-Meters: TypeAlias = tuple[float, ...]
+Meters: TypeAlias = list[float]
 Reply: TypeAlias = tuple[int, Any, Any, Meters, list[tuple[str, float, float]] | None]
 """`ITEM` or `END`, a value, its origin, the counters of every operator on the shard, and spans for a trace."""
 
@@ -56,7 +55,25 @@ class ShardSource:
         if self.over:
             return OVER
         try:
-            value = self._late_value() if self._deferred else self._call()
+            if self._deferred:
+                value = self._late_value()
+            else:
+                start = time.perf_counter()
+                if self._wants_context:
+                    self._context = Context(
+                        self._plan.name, (self._shard, self.items, None), self._instance, {}
+                    )
+                    value = self._method(context=self._context)
+                else:
+                    value = self._method()
+                end = time.perf_counter()
+                self.busy += end - start
+                if self.spans is not None:
+                    self.spans.span(self._shard, self._plan.name, start, end)
+                if isinstance(value, Deferred):
+                    self._deferred = True
+                    value.then(self._arrived)
+                    value = self._late_value()
         except StopIteration:
             self.over = True
             return OVER
@@ -70,23 +87,6 @@ class ShardSource:
 
     def stop(self) -> None:
         """Nothing to let go of."""
-
-    def _call(self) -> Any:
-        start = time.perf_counter()
-        if self._wants_context:
-            self._context = Context(self._plan.name, (self._shard, self.items, None), self._instance, {})
-            value = self._method(context=self._context)
-        else:
-            value = self._method()
-        end = time.perf_counter()
-        self.busy += end - start
-        if self.spans is not None:
-            self.spans.span(self._shard, self._plan.name, start, end)
-        if isinstance(value, Deferred):
-            self._deferred = True
-            value.then(self._arrived)
-            return self._late_value()
-        return value
 
     def _late_value(self) -> Any:
         if self._late is None:
@@ -127,6 +127,7 @@ class Shard:
         for stage in self._stages:
             stage.instance = instance
         self._chain = Chain(self._source, self._stages, shard)
+        self._pull = self._chain.pull if self._stages else self._source.pull
         self._spans = SpanList() if plan.traced else None
         self._source.spans = self._chain.tracer = self._spans
         self._waiting: deque[Deferred[Reply]] = deque()
@@ -134,38 +135,37 @@ class Shard:
 
     def pull(self) -> Reply | Deferred[Reply]:
         """The next output; a deferred reply while the source has none."""
-        if not self._waiting and (reply := self._next()) is not None:
-            return reply
+        if not self._waiting:
+            self._pulling = True
+            try:
+                packet = self._pull()
+            finally:
+                self._pulling = False
+            if packet is not None:
+                return self._reply(packet)
         self._waiting.append(Deferred())
         return self._waiting[-1]
 
-    def _next(self) -> Reply | None:
-        self._pulling = True
-        try:
-            packet = self._chain.pull()
-        finally:
-            self._pulling = False
-        if packet is None:
-            return None
+    def _reply(self, packet: Packet | Over) -> Reply:
         meters = [self._source.items, self._source.busy]
         for stage in self._stages:
             meters += (stage.received, stage.items, stage.busy)
         spans = None if self._spans is None else self._spans.take()
         if packet is OVER:
-            return END, None, None, tuple(meters), spans
-        return ITEM, packet[0], packet[1], tuple(meters), spans
+            return END, None, None, meters, spans
+        return ITEM, packet[0], packet[1], meters, spans
 
     def _resume(self) -> None:
         """The source has its item: answer who waits."""
         while self._waiting and not self._pulling:
             try:
-                reply = self._next()
+                packet = self._pull()
             except Exception as error:
                 self._waiting.popleft().reject(error)
                 continue
-            if reply is None:
+            if packet is None:
                 return
-            self._waiting.popleft().resolve(reply)
+            self._waiting.popleft().resolve(self._reply(packet))
 
     def state_dict(self) -> dict[str, Any]:
         """The chain's state and the source's position."""
@@ -177,48 +177,48 @@ class Shard:
         self._chain.load_state_dict(state["chain"])
 
 
-# Functions sent to an actor with `apply`; shards are kept beside the instance under the flow's key.
+# Messages to an actor's cell; shards are kept beside the instance under the flow's key.
 
 
-def install(instance: Any, key: str, plan: ShardPlan | None, context: ActorContext) -> None:
+def install(cell: Cell, key: str, plan: ShardPlan | None) -> None:
     """Begin a shard, or end it when there is no plan."""
     if plan is None:
-        context.local.pop(key, None)
+        cell.context.local.pop(key, None)
     else:
-        context.local[key] = Shard(plan, instance, context.name)
+        cell.context.local[key] = Shard(plan, cell.instance, cell.context.name)
 
 
-def pull(instance: Any, key: str, context: ActorContext) -> Reply | Deferred[Reply]:  # noqa: ARG001
+def pull(cell: Cell, key: str) -> Reply | Deferred[Reply]:
     """Ask a shard for its next output."""
-    return context.local[key].pull()
+    return cell.context.local[key].pull()
 
 
-def shard_state(instance: Any, key: str, context: ActorContext) -> dict[str, Any]:  # noqa: ARG001
+def shard_state(cell: Cell, key: str) -> dict[str, Any]:
     """Ask a shard for its state."""
-    return context.local[key].state_dict()
+    return cell.context.local[key].state_dict()
 
 
-def load_shard_state(instance: Any, key: str, state: Mapping[str, Any], context: ActorContext) -> None:  # noqa: ARG001
+def load_shard_state(cell: Cell, key: str, state: Mapping[str, Any]) -> None:
     """Give a shard its state."""
-    context.local[key].load_state_dict(state)
+    cell.context.local[key].load_state_dict(state)
 
 
-def actor_state(instance: Any) -> Any:
+def actor_state(cell: Cell) -> Any:
     """The state of an actor that offers one."""
-    return instance.state_dict() if hasattr(instance, "state_dict") else None
+    return cell.instance.state_dict() if hasattr(cell.instance, "state_dict") else None
 
 
-def load_actor_state(instance: Any, state: Any) -> None:
+def load_actor_state(cell: Cell, state: Any) -> None:
     """Give an actor its state."""
-    if not hasattr(instance, "load_state_dict"):
-        raise StateError(f"{type(instance).__name__} offers state_dict but no load_state_dict")
-    instance.load_state_dict(state)
+    if not hasattr(cell.instance, "load_state_dict"):
+        raise StateError(f"{type(cell.instance).__name__} offers state_dict but no load_state_dict")
+    cell.instance.load_state_dict(state)
 
 
-def run_method(instance: Any, method: str, value: Any) -> Any:
+def run_method(cell: Cell, method: str, value: Any) -> Any:
     """Call a method for a `via` node; the reply is its result and the time it took."""
     start = time.perf_counter()
-    result = getattr(instance, method)(value)
+    result = getattr(cell.instance, method)(value)
     spent = time.perf_counter() - start
     if not isinstance(result, Deferred):
         return result, spent

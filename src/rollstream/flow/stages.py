@@ -52,6 +52,8 @@ class Stage:
 
     kind = "stage"
     plain: Callable[[Any], Any] | None = None
+    left: int | None = None
+    """How many more inputs this stage wants, where it wants only so many."""
 
     def __init__(self, name: str, location: str, function: Any = None):
         self.name = name
@@ -72,10 +74,6 @@ class Stage:
         """The last output, when the stream ends."""
         return None
 
-    def ended(self) -> bool:
-        """Whether this stage wants no more input."""
-        return False
-
     def held(self) -> int:
         """How many items wait here."""
         return len(self.out)
@@ -90,7 +88,11 @@ class Stage:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, waiting outputs, and the function's own state if it offers one."""
-        state: dict[str, Any] = {"received": self.received, "items": self.items, "out": encode_packets(self.out)}
+        state: dict[str, Any] = {
+            "received": self.received,
+            "items": self.items,
+            "out": encode_packets(self.out),
+        }
         if hasattr(self.function, "state_dict"):
             state["function"] = self.function.state_dict()
         return state
@@ -232,19 +234,21 @@ class Take(Stage):
 
     def __init__(self, name: str, location: str, count: int):
         super().__init__(name, location)
-        self.count = count
+        self.count = self.left = count
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself."""
+        self.left -= 1
         return value, origin
-
-    def ended(self) -> bool:
-        """Whether all have been taken."""
-        return self.received >= self.count
 
     def bound(self) -> str:
         """How many it takes."""
         return f"first {self.count}"
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self.left = self.count - self.received
 
 
 def encode_packets(packets: Iterable[Packet]) -> list[Any]:

@@ -134,9 +134,7 @@ def _shard_rows(gather: Gather) -> list[NodeStatistics]:
     width = 2 + 3 * len(gather.plan.stages)
     meters = [port.meters for port in gather.ports if port.meters]
     total = [sum(column) for column in zip(*meters, strict=True)] or [0] * width
-    rows = [
-        NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, total[1], 0.0, 0)
-    ]
+    rows = [NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, total[1], 0.0, 0)]
     for position, stage in enumerate(gather.plan.stages):
         received, items, busy = total[2 + 3 * position : 5 + 3 * position]
         dropped = int(received - items) if stage.kind == "filter" else 0

@@ -82,7 +82,9 @@ class ParIter(_Stream, Generic[T]):
     @overload
     def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
     @overload
-    def combine(self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
+    def combine(
+        self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None
+    ) -> ParIter[U]: ...
     def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
@@ -158,7 +160,9 @@ class Iter(_Stream, Generic[T]):
     @overload
     def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
     @overload
-    def combine(self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
+    def combine(
+        self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None
+    ) -> Iter[U]: ...
     def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> Iter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
@@ -194,7 +198,12 @@ class Iter(_Stream, Generic[T]):
         return self.filter(fresh, name=name or "max_staleness")
 
     def via(
-        self, actors: Actor[Any] | Sequence[Actor[Any]], method: str, in_flight: int = 1, *, name: str | None = None
+        self,
+        actors: Actor[Any] | Sequence[Actor[Any]],
+        method: str,
+        in_flight: int = 1,
+        *,
+        name: str | None = None,
     ) -> Iter[Any]:
         """Run a stage on one or several actors, `in_flight` items at a time, results in input order."""
         actors = [actors] if isinstance(actors, Actor) else list(actors)
@@ -392,9 +401,13 @@ def limit_ratio(
     least = max(1.0, samples_per_insert)
     error_buffer = least if error_buffer is None else error_buffer
     if samples_per_insert <= 0 or min_size < 1:
-        raise PlanError(f"samples_per_insert={samples_per_insert}, min_size={min_size}: both must be positive")
+        raise PlanError(
+            f"samples_per_insert={samples_per_insert}, min_size={min_size}: both must be positive"
+        )
     if error_buffer < least:
-        raise PlanError(f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}")
+        raise PlanError(
+            f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}"
+        )
     limiter = RatioLimiter(samples_per_insert, min_size, error_buffer)
     name = name or "limit_ratio"
     left = Limit(f"{name}.inserts", plan_line(), inserts._use("limit_ratio"), limiter, inserts=True)
@@ -407,7 +420,9 @@ def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -
     if not iters:
         raise PlanError(f"{kind} needs at least one stream")
     if output is not None and (not output or not all(0 <= index < len(iters) for index in output)):
-        raise PlanError(f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one")
+        raise PlanError(
+            f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one"
+        )
     return [stream._use(kind) for stream in iters]
 
 
@@ -445,7 +460,9 @@ def _check_actors(actors: Sequence[Actor[Any]], method: str) -> None:
         raise PlanError("a stream needs at least one actor; spawn some: engine.spawn(Worker, count=2)")
     for actor in actors:
         if actor.engine.closed:
-            raise PlanError(f"{actor.name} has ended with its engine; build the plan inside the engine's scope")
+            raise PlanError(
+                f"{actor.name} has ended with its engine; build the plan inside the engine's scope"
+            )
         actor.require(method)
 
 

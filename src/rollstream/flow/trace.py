@@ -22,7 +22,9 @@ class Tracer:
         """One operator on one item; the driver's place is `None`."""
         self._add(place or "driver", name, "operator", start, end)
 
-    def message(self, label: str, sender: str, receiver: str, posted: float, start: float, end: float) -> None:
+    def message(
+        self, label: str, sender: str, receiver: str, posted: float, start: float, end: float
+    ) -> None:
         """One message: a span on its receiver, an arrow from its sender."""
         self._add(receiver, label, "message", start, end)
         self._arrow(label, (sender, posted), (receiver, start))
