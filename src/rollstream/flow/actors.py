@@ -13,7 +13,7 @@ from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Node, Pulled
 from rollstream.flow.provenance import Row, decode, encode
-from rollstream.flow.stages import Packet, decode_packets, encode_packets
+from rollstream.flow.state import Packet
 
 if TYPE_CHECKING:
     from rollstream.flow.runtime import Flow
@@ -221,11 +221,12 @@ class GatherSync(Gather):
     """Rows of one item a shard. Between two rows no shard is running."""
 
     kind = "gather_sync"
+    saved = (*Node.saved, "under_way")
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._row: dict[int, Packet] = {}
-        self._under_way = False
+        self.under_way = False
 
     def pull(self) -> Pulled:
         """A row, once every shard has given its item; shards that have ended are left out."""
@@ -234,9 +235,9 @@ class GatherSync(Gather):
             self.flow.poll()
         else:
             self.start()
-        if self._requested or not self._under_way:
+        if self._requested or not self.under_way:
             return None
-        self._under_way = False
+        self.under_way = False
         if not self._row:
             if self.gate is not None:
                 self.gate.cancel()
@@ -250,9 +251,9 @@ class GatherSync(Gather):
         """Ask every shard for one item, unless a row is under way."""
         if self.stopped or self._requested:
             return
-        if not self._under_way and self.gate is not None and not self.gate.admit():
+        if not self.under_way and self.gate is not None and not self.gate.admit():
             return
-        self._under_way = True
+        self.under_way = True
         for index, port in enumerate(self.ports):
             if not port.over and index not in self._row:
                 self._issue(index)
@@ -277,12 +278,11 @@ class GatherSync(Gather):
     def state_dict(self) -> dict[str, Any]:
         """Also the row under way."""
         row = [[index, value, encode(origin)] for index, (value, origin) in self._row.items()]
-        return {**super().state_dict(), "row": row, "under_way": self._under_way}
+        return {**super().state_dict(), "row": row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        self._under_way = state["under_way"]
         self._row = {index: (value, decode(origin)) for index, value, origin in state["row"]}
 
 
@@ -290,6 +290,8 @@ class Via(Node):
     """A stage on one or several actors, with up to `in_flight` items on their way, results in input order."""
 
     kind = "via"
+    saved = (*Node.saved, "issued", "upstream_over")
+    queues = ("ready",)
 
     def __init__(
         self,
@@ -305,35 +307,35 @@ class Via(Node):
         self.method = method
         self.in_flight = in_flight
         self.asynchronous = in_flight > 1
-        self._issued = 0
+        self.issued = 0
         self._pending: deque[tuple[Future[Any], Any]] = deque()
-        self._ready: deque[Packet] = deque()
-        self._upstream_over = False
+        self.ready: deque[Packet] = deque()
+        self.upstream_over = False
 
     def pull(self) -> Pulled:
         """Keep the actors busy, then give the oldest result if it is there."""
         upstream = self.upstreams[0]
-        while not self._upstream_over and len(self._pending) + len(self._ready) < self.in_flight:
+        while not self.upstream_over and len(self._pending) + len(self.ready) < self.in_flight:
             packet = upstream.pull()
             if packet is None:
                 break
             if packet is OVER:
-                self._upstream_over = True
+                self.upstream_over = True
             else:
                 self._issue(packet)
-        if not self._ready and self._pending:
+        if not self.ready and self._pending:
             assert self.flow is not None
             self.flow.poll()
-        if self._ready:
+        if self.ready:
             self.items += 1
-            return self._ready.popleft()
-        return OVER if self._upstream_over and not self._pending else None
+            return self.ready.popleft()
+        return OVER if self.upstream_over and not self._pending else None
 
     def _issue(self, packet: Packet) -> None:
         assert self.flow is not None
         value, origin = packet
-        actor = self.actors[self._issued % len(self.actors)]
-        self._issued += 1
+        actor = self.actors[self.issued % len(self.actors)]
+        self.issued += 1
         label = f"{actor.name}.{self.method}"
         future: Future[Any] = Future(actor.engine, label, actor.name, self.flow.sink, (self, actor))
         self._pending.append((future, origin))
@@ -347,15 +349,15 @@ class Via(Node):
                 raise _wrapped(head.error, self.name, self.location, head.token[1])
             value, busy = head.value
             self.busy += busy
-            self._ready.append((value, origin))
+            self.ready.append((value, origin))
 
     def held(self) -> int:
         """Items on their way and results not yet taken."""
-        return len(self._pending) + len(self._ready)
+        return len(self._pending) + len(self.ready)
 
     def running(self) -> bool:
         """Whether the consumer waits for a result."""
-        return bool(self._pending) and not self._ready
+        return bool(self._pending) and not self.ready
 
     def bound(self) -> str:
         """How many items are on their way at most."""
@@ -366,23 +368,12 @@ class Via(Node):
         return f"{self.name} waits for a deferred reply" if self._pending else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Results not yet taken, and whose turn it is."""
+        """Refused while a reply is deferred: the item in hand would be lost."""
         if self._pending:
             raise StateError(
                 f"{self.name} has an item whose reply is deferred; take the snapshot when it has been given"
             )
-        return {
-            **super().state_dict(),
-            "issued": self._issued,
-            "ready": encode_packets(self._ready),
-            "over": self._upstream_over,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._issued, self._upstream_over = state["issued"], state["over"]
-        self._ready = decode_packets(state["ready"])
+        return super().state_dict()
 
 
 def _wrapped(error: BaseException, name: str, location: str, actor: Actor[Any]) -> BaseException:

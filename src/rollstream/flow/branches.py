@@ -9,20 +9,21 @@ from typing import Any
 
 from rollstream.flow.actors import Gather
 from rollstream.flow.node import OVER, Node, Pulled, ancestors
-from rollstream.flow.stages import Packet, decode_packets, encode_packets
+from rollstream.flow.state import Packet, decode_packets, encode_packets
 
 
 class Split(Node):
     """Every item to every branch, through buffers of at most `buffer` items."""
 
     kind = "split"
+    saved = (*Node.saved, "over")
 
     def __init__(self, name: str, location: str, upstream: Node, count: int, buffer: int):
         super().__init__(name, location, [upstream])
         self.buffer = buffer
         self.buffers: list[deque[Packet] | None] = [deque() for _ in range(count)]
         """What waits for each branch; `None` once the branch wants no more."""
-        self._over = False
+        self.over = False
 
     def serve(self, branch: int) -> Pulled:
         """The branch's next item: from its buffer, else from upstream if every other buffer has room."""
@@ -30,7 +31,7 @@ class Split(Node):
             return OVER
         if own:
             return own.popleft()
-        if self._over:
+        if self.over:
             return OVER
         if self.full():
             return None
@@ -38,7 +39,7 @@ class Split(Node):
         if packet is None:
             return None
         if packet is OVER:
-            self._over = True
+            self.over = True
             return OVER
         for buffer in self.buffers:
             if buffer is not None and buffer is not own:
@@ -79,13 +80,12 @@ class Split(Node):
     def state_dict(self) -> dict[str, Any]:
         """The buffers."""
         buffers = [None if buffer is None else encode_packets(buffer) for buffer in self.buffers]
-        return {**super().state_dict(), "buffers": buffers, "over": self._over}
+        return {**super().state_dict(), "buffers": buffers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
         self.buffers = [None if buffer is None else decode_packets(buffer) for buffer in state["buffers"]]
-        self._over = state["over"]
 
 
 class Branch(Node):
@@ -120,6 +120,7 @@ class Union(Node):
     """Items of several streams by integer credits: `weights[i]` from stream i, then the next stream's turn."""
 
     kind = "union"
+    saved = (*Node.saved, "over", "turn", "credit")
 
     def __init__(
         self,
@@ -132,17 +133,17 @@ class Union(Node):
         super().__init__(name, location, upstreams)
         self.weights = list(weights)
         self.output = frozenset(output)
-        self._over = [False] * len(self.upstreams)
-        self._turn = 0
-        self._credit = self.weights[0]
+        self.over = [False] * len(self.upstreams)
+        self.turn = 0
+        self.credit = self.weights[0]
 
     def pull(self) -> Pulled:
         """The next output. A stream that has ended is skipped; one that cannot run forfeits its turn."""
         flow, forfeited = self.flow, 0
         assert flow is not None
-        while not all(self._over[i] for i in self.output):
-            turn = self._turn
-            if self._over[turn]:
+        while not all(self.over[i] for i in self.output):
+            turn = self.turn
+            if self.over[turn]:
                 self._next_turn()
                 continue
             mark = flow.progress
@@ -159,11 +160,11 @@ class Union(Node):
                     return None
                 self._next_turn()
             elif packet is OVER:
-                self._over[turn] = True
+                self.over[turn] = True
             else:
                 forfeited = 0
-                self._credit -= 1
-                if self._credit == 0:
+                self.credit -= 1
+                if self.credit == 0:
                     self._next_turn()
                 self.items += 1
                 if turn in self.output:
@@ -173,25 +174,16 @@ class Union(Node):
 
     def start(self) -> None:
         """Only the stream whose turn it is."""
-        if not self._over[self._turn]:
-            self.upstreams[self._turn].start()
+        if not self.over[self.turn]:
+            self.upstreams[self.turn].start()
 
     def _next_turn(self) -> None:
-        self._turn = (self._turn + 1) % len(self.upstreams)
-        self._credit = self.weights[self._turn]
+        self.turn = (self.turn + 1) % len(self.upstreams)
+        self.credit = self.weights[self.turn]
 
     def bound(self) -> str:
         """The weights."""
         return f"weights={self.weights}"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whose turn it is."""
-        return {**super().state_dict(), "over": list(self._over), "turn": self._turn, "credit": self._credit}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._over, self._turn, self._credit = list(state["over"]), state["turn"], state["credit"]
 
 
 class UnionAsync(Node):
@@ -199,13 +191,14 @@ class UnionAsync(Node):
 
     kind = "union_async"
     asynchronous = True
+    saved = (*Node.saved, "over", "last")
 
     def __init__(self, name: str, location: str, upstreams: Sequence[Node], output: Sequence[int]):
         super().__init__(name, location, upstreams)
         self.output = frozenset(output)
-        self._over = [False] * len(self.upstreams)
+        self.over = [False] * len(self.upstreams)
         self._served: int | None = None
-        self._last = len(self.upstreams) - 1
+        self.last = len(self.upstreams) - 1
         self._branches = [
             [node for node in ancestors(up) if isinstance(node, Branch)] for up in self.upstreams
         ]
@@ -214,14 +207,14 @@ class UnionAsync(Node):
         """The next output of whichever stream has one."""
         flow = self.flow
         assert flow is not None
-        while not all(self._over[i] for i in self.output):
+        while not all(self.over[i] for i in self.output):
             if self._served is not None:  # its consumer is back: let it work while we look at the others
                 served, self._served = self._served, None
                 self.upstreams[served].start()
             flow.poll()
             if (packet := self._serve()) is None:
                 return None
-            if self._last in self.output:
+            if self.last in self.output:
                 return packet
             flow.progress += 1
         self.stop()
@@ -231,10 +224,10 @@ class UnionAsync(Node):
         for index in self._order():
             packet = self.upstreams[index].pull()
             if packet is OVER:
-                self._over[index] = True
+                self.over[index] = True
                 self.flow.progress += 1  # pyright: ignore[reportOptionalMemberAccess]
             elif packet is not None:
-                self._last = index
+                self.last = index
                 self._served = index
                 self.items += 1
                 return packet
@@ -243,8 +236,8 @@ class UnionAsync(Node):
     def _order(self) -> list[int]:
         """The streams to try: the one after the last served first, but a larger backlog before a smaller."""
         count = len(self.upstreams)
-        order = [(self._last + 1 + i) % count for i in range(count)]
-        order = [index for index in order if not self._over[index]]
+        order = [(self.last + 1 + i) % count for i in range(count)]
+        order = [index for index in order if not self.over[index]]
         if any(self._branches):
             order.sort(key=lambda index: -max((b.backlog() for b in self._branches[index]), default=0))
         return order
@@ -252,17 +245,8 @@ class UnionAsync(Node):
     def start(self) -> None:
         """Every stream that has not ended."""
         for index, upstream in enumerate(self.upstreams):
-            if not self._over[index]:
+            if not self.over[index]:
                 upstream.start()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Which stream was served last."""
-        return {**super().state_dict(), "over": list(self._over), "last": self._last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._over, self._last = list(state["over"]), state["last"]
 
 
 class Prefetch(Node):
@@ -270,47 +254,40 @@ class Prefetch(Node):
 
     kind = "prefetch"
     asynchronous = True
+    saved = (*Node.saved, "over")
+    queues = ("buffer",)
 
     def __init__(self, name: str, location: str, upstream: Node, count: int):
         super().__init__(name, location, [upstream])
         self.count = count
-        self._buffer: deque[Packet] = deque()
-        self._over = False
+        self.buffer: deque[Packet] = deque()
+        self.over = False
 
     def pull(self) -> Pulled:
         """The oldest item; what is upstream begins the next before this one is handled."""
         upstream = self.upstreams[0]
-        while not self._over and len(self._buffer) <= self.count:
+        while not self.over and len(self.buffer) <= self.count:
             packet = upstream.pull()
             if packet is None:
                 break
             if packet is OVER:
-                self._over = True
+                self.over = True
             else:
-                self._buffer.append(packet)
-        if not self._buffer:
-            return OVER if self._over else None
-        if not self._over:
+                self.buffer.append(packet)
+        if not self.buffer:
+            return OVER if self.over else None
+        if not self.over:
             upstream.start()
         self.items += 1
-        return self._buffer.popleft()
+        return self.buffer.popleft()
 
     def held(self) -> int:
         """Items pulled ahead."""
-        return len(self._buffer)
+        return len(self.buffer)
 
     def bound(self) -> str:
         """How far ahead."""
         return f"up to {self.count} ahead"
-
-    def state_dict(self) -> dict[str, Any]:
-        """The items pulled ahead."""
-        return {**super().state_dict(), "buffer": encode_packets(self._buffer), "over": self._over}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._buffer, self._over = decode_packets(state["buffer"]), state["over"]
 
 
 @dataclass
@@ -346,33 +323,34 @@ class Limit(Node):
     """One side of a rate limiter. Right behind a gather it withholds its requests, elsewhere its own pulls."""
 
     kind = "limit"
+    saved = (*Node.saved, "over", "admitted")
 
     def __init__(self, name: str, location: str, upstream: Node, limiter: RatioLimiter, *, inserts: bool):
         super().__init__(name, location, [upstream])
         self.limiter = limiter
         self.partner: Limit | None = None
         self.inserts = inserts
-        self._over = False
-        self._admitted = False
+        self.over = False
+        self.admitted = False
         self._gathers = isinstance(upstream, Gather)
         if isinstance(upstream, Gather):
             upstream.gate = self
 
     def pull(self) -> Pulled:
         """The next item, if the counts allow it."""
-        if not self._gathers and not self._admitted:
+        if not self._gathers and not self.admitted:
             if not self.admit():
                 return OVER if self._hopeless() else None
-            self._admitted = True
+            self.admitted = True
         packet = self.upstreams[0].pull()
         if packet is OVER:
             if not self._gathers:
                 self.cancel()
-            self._over = True
+            self.over = True
             assert self.flow is not None
             self.flow.progress += 1
         elif packet is not None:
-            self._admitted = False
+            self.admitted = False
             self.items += 1
             self._passed()
         elif self._gathers and self._hopeless() and not self.upstreams[0].held():
@@ -413,7 +391,7 @@ class Limit(Node):
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
         may = self.limiter.may_insert() if self.inserts else self.limiter.may_sample()
-        return not may and self.partner is not None and (self.partner._over or self.partner.stopped)
+        return not may and self.partner is not None and (self.partner.over or self.partner.stopped)
 
     def bound(self) -> str:
         """The ratio."""
@@ -439,7 +417,7 @@ class Limit(Node):
             counts = {"inserts": self.limiter.inserts, "asked": self.limiter.asked - again}
         else:
             counts = {"samples": self.limiter.samples - again}
-        return {**super().state_dict(), **counts, "over": self._over, "admitted": self._admitted}
+        return {**super().state_dict(), **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
@@ -448,4 +426,3 @@ class Limit(Node):
             self.limiter.inserts, self.limiter.asked = state["inserts"], state["asked"]
         else:
             self.limiter.samples = state["samples"]
-        self._over, self._admitted = state["over"], state["admitted"]

@@ -12,7 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from rollstream.flow.errors import OperatorError
-from rollstream.flow.stages import Packet, Stage
+from rollstream.flow.stages import Stage
+from rollstream.flow.state import Packet, Stateful
 
 if TYPE_CHECKING:
     from rollstream.flow.runtime import Flow
@@ -33,13 +34,14 @@ class Over(Enum):
 
 
 OVER: Final = Over.OVER
-Pulled: TypeAlias = Packet | None | Literal[Over.OVER]
+Pulled: TypeAlias = Packet | Literal[Over.OVER] | None
 
 
-class Node:
+class Node(Stateful):
     """One node: where its items come from, its counters, and how it is pulled."""
 
     kind = "node"
+    saved = ("items", "stopped")
     asynchronous = False
     """Whether items cross into this node asynchronously: the pink arrows of the paper's figures."""
 
@@ -93,14 +95,6 @@ class Node:
         """The operators folded into this node."""
         return []
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this node needs to go on later."""
-        return {"items": self.items}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.items = state["items"]
-
 
 class Source(Node):
     """Items of a Python iterable, which is asked for its iterator when the flow begins."""
@@ -139,11 +133,12 @@ class Source(Node):
 class Chain(Node):
     """A straight row of synchronous operators, run as one loop.
 
-    Outputs that one stage made at once wait in its `out`; `_stack` holds the indices of such stages, the
+    Outputs that one stage made at once wait in its `out`; `stack` holds the indices of such stages, the
     deepest last, so that order is kept and each pull runs the chain for one item only.
     """
 
     kind = "chain"
+    saved = (*Node.saved, "stack", "flushing")
 
     def __init__(self, upstream: Any, stages: Iterable[Stage], shard: str | None = None):
         super().__init__("chain", "", [upstream])
@@ -151,13 +146,12 @@ class Chain(Node):
         self.stages = list(stages)
         self.shard = shard
         self.tracer: SpanTracer | None = None
-        self._stack: list[int] = []
-        self._flushing: int | None = None
-        self._look_for_end()
+        self.stack: list[int] = []
+        self.flushing: int | None = None
 
     def pull(self) -> Pulled:
         """Run items through the stages until one comes out."""
-        stages, stack, clock, tracer = self.stages, self._stack, time.perf_counter, self.tracer
+        stages, stack, clock, tracer = self.stages, self.stack, time.perf_counter, self.tracer
         count = len(stages)
         while True:
             if stack:
@@ -167,7 +161,7 @@ class Chain(Node):
                 if not out:
                     stack.pop()
                 index += 1
-            elif self._flushing is not None:
+            elif self.flushing is not None:
                 if not self._flush():
                     return OVER
                 continue
@@ -176,7 +170,7 @@ class Chain(Node):
                 if packet is None:
                     return None
                 if packet is OVER:
-                    self._flushing = 0
+                    self.flushing = 0
                     continue
                 if not count:
                     return packet
@@ -214,23 +208,23 @@ class Chain(Node):
 
     def _flush(self) -> bool:
         """Let the next stage give its last output; false when there is none left to ask."""
-        assert self._flushing is not None
-        while self._flushing < len(self.stages):
-            stage, index = self.stages[self._flushing], self._flushing
-            self._flushing += 1
+        assert self.flushing is not None
+        while self.flushing < len(self.stages):
+            stage, index = self.stages[self.flushing], self.flushing
+            self.flushing += 1
             if (packet := stage.flush()) is not None:
                 stage.out.append(packet)
                 stage.items += 1
-                self._stack.append(index)
+                self.stack.append(index)
                 return True
         return False
 
     def _end(self, index: int) -> None:
         """A stage wants no more input: what is before it stops, what is after it is flushed."""
-        self._flushing = max(index + 1, self._flushing or 0)
+        self.flushing = max(index + 1, self.flushing or 0)
         for early in self.stages[:index]:
             early.out.clear()
-        self._stack[:] = [waiting for waiting in self._stack if waiting >= index]
+        self.stack[:] = [waiting for waiting in self.stack if waiting >= index]
         self.upstream.stop()
 
     def _look_for_end(self) -> None:
@@ -240,7 +234,7 @@ class Chain(Node):
 
     def start(self) -> None:
         """Not before the outputs that wait here are gone: they come from the item in hand."""
-        if not self._stack and self._flushing is None:
+        if not self.stack and self.flushing is None:
             self.upstream.start()
 
     def open(self, flow: Flow) -> None:
@@ -256,20 +250,14 @@ class Chain(Node):
         return self.stages
 
     def state_dict(self) -> dict[str, Any]:
-        """The stages' states by name."""
-        return {
-            "stages": {stage.name: stage.state_dict() for stage in self.stages},
-            "stack": list(self._stack),
-            "flushing": self._flushing,
-        }
+        """Also the stages' states, by name."""
+        return {**super().state_dict(), "stages": {stage.name: stage.state_dict() for stage in self.stages}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
+        super().load_state_dict(state)
         for stage in self.stages:
             stage.load_state_dict(state["stages"][stage.name])
-        self._stack = list(state["stack"])
-        self._flushing = state["flushing"]
-        self._look_for_end()
 
 
 def ancestors(node: Node) -> list[Node]:

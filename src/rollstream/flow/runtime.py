@@ -30,6 +30,8 @@ class Flow:
         self.progress = 0
         """Counts everything after which it is worth pulling again."""
         self.closed = False
+        self.over = False
+        """Whether it ended by itself."""
         self.started = 0.0
         self.ended: float | None = None
         self._active = False
@@ -84,6 +86,7 @@ class Flow:
                 self.tracer.span(None, "next", begin, time.perf_counter())
         root.stop()
         if all(node.stopped for node in self.nodes):
+            self.over = True
             self.close()
         raise StopIteration
 
@@ -153,11 +156,13 @@ class Flow:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: nodes, shards and actors, as plain data."""
         self._require_between_items("saved")
+        if self.closed and not self.over:
+            raise StateError("the flow was stopped before its end, so there is nothing to go on from")
         self._settle()
         state: dict[str, Any] = {"format": _FORMAT, "nodes": {}, "shards": {}, "actors": {}}
         for node in self.nodes:
             state["nodes"][node.name] = node.state_dict()
-            if isinstance(node, Gather):
+            if isinstance(node, Gather) and not node.stopped:
                 key = self.key(node.name)
                 futures = [port.actor.ask(shard.shard_state, key) for port in node.ports]
                 state["shards"][node.name] = [future.result() for future in futures]
@@ -182,10 +187,13 @@ class Flow:
         for name, own in state["actors"].items():
             futures.append(self.directory[name].ask(shard.load_actor_state, own))
         for node in self.nodes:
-            node.load_state_dict(state["nodes"][node.name])
-            if isinstance(node, Gather):
-                for port, own in zip(node.ports, state["shards"][node.name], strict=True):
-                    futures.append(port.actor.ask(shard.load_shard_state, self.key(node.name), own))
+            own = state["nodes"][node.name]
+            if own["stopped"]:
+                node.stop()
+            node.load_state_dict(own)
+            if isinstance(node, Gather) and not node.stopped:
+                for port, theirs in zip(node.ports, state["shards"][node.name], strict=True):
+                    futures.append(port.actor.ask(shard.load_shard_state, self.key(node.name), theirs))
         for future in futures:
             future.result()
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from rollstream.engine.actor import Actor, wants_context
 from rollstream.flow.errors import StateError
-from rollstream.flow.provenance import Merger, Origin, Provenance, Row, Tally, decode, encode, provenance_of
-
-Packet: TypeAlias = tuple[Any, Origin]
+from rollstream.flow.provenance import Merger, Origin, Provenance, Row, Tally, provenance_of
+from rollstream.flow.state import Packet, Stateful
 
 
 class Context:
@@ -47,10 +46,12 @@ class Context:
         self._origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
 
 
-class Stage:
+class Stage(Stateful):
     """One operator of a chain: its name, its counters and what it does to an item."""
 
     kind = "stage"
+    saved = ("received", "items")
+    queues = ("out",)
     plain: Callable[[Any], Any] | None = None
     left: int | None = None
     """How many more inputs this stage wants, where it wants only so many."""
@@ -87,20 +88,15 @@ class Stage:
         return Context(self.name, origin, self.instance, self.directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, waiting outputs, and the function's own state if it offers one."""
-        state: dict[str, Any] = {
-            "received": self.received,
-            "items": self.items,
-            "out": encode_packets(self.out),
-        }
+        """Also the function's own state, if it offers one."""
+        state = super().state_dict()
         if hasattr(self.function, "state_dict"):
             state["function"] = self.function.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        self.received, self.items = state["received"], state["items"]
-        self.out = decode_packets(state["out"])
+        super().load_state_dict(state)
         if "function" in state:
             if not hasattr(self.function, "load_state_dict"):
                 raise StateError(f"the saved state has a state for {self.name}, which has no load_state_dict")
@@ -153,7 +149,24 @@ class Flatten(Stage):
         return self.out.popleft() if self.out else None
 
 
-class Combine(Stage):
+class Merging(Stage):
+    """A stage that makes one output of several inputs keeps their merged provenance until then."""
+
+    def __init__(self, name: str, location: str, function: Any = None):
+        super().__init__(name, location, function)
+        self._merger = Merger()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the provenance of the inputs since the last output."""
+        return {**super().state_dict(), "merger": self._merger.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self._merger.load_state_dict(state["merger"])
+
+
+class Combine(Merging):
     """Each item to a list, flattened; outputs carry the provenance of all inputs since the last one."""
 
     kind = "combine"
@@ -161,7 +174,6 @@ class Combine(Stage):
     def __init__(self, name: str, location: str, function: Callable[..., Iterable[Any]]):
         super().__init__(name, location, function)
         self._wants_context = wants_context(function)
-        self._merger = Merger()
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Call the function; it may keep the item and give nothing."""
@@ -174,63 +186,46 @@ class Combine(Stage):
         self.out.extend((output, provenance) for output in outputs)
         return self.out.popleft()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Also the provenance of the inputs kept so far."""
-        return {**super().state_dict(), "merger": self._merger.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._merger.load_state_dict(state["merger"])
-
-
-class Batch(Stage):
+class Batch(Merging):
     """Lists of `size` items; the last may be shorter."""
 
     kind = "batch"
+    saved = (*Stage.saved, "partial")
 
     def __init__(self, name: str, location: str, size: int):
         super().__init__(name, location)
         self.size = size
-        self._partial: list[Any] = []
-        self._merger = Merger()
+        self.partial: list[Any] = []
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Collect; a full list goes on."""
-        self._partial.append(value)
+        self.partial.append(value)
         self._merger.add(origin)
-        return self.flush() if len(self._partial) == self.size else None
+        return self.flush() if len(self.partial) == self.size else None
 
     def flush(self) -> Packet | None:
         """What is collected."""
-        if not self._partial:
+        if not self.partial:
             return None
-        batch, self._partial = self._partial, []
+        batch, self.partial = self.partial, []
         return batch, self._merger.take()
 
     def held(self) -> int:
         """Also the items of the list that is being filled."""
-        return len(self._partial) + len(self.out)
+        return len(self.partial) + len(self.out)
 
     def bound(self) -> str:
         """The size of a list."""
         return f"batch of {self.size}"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Also the list that is being filled."""
-        return {**super().state_dict(), "partial": list(self._partial), "merger": self._merger.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._partial = list(state["partial"])
-        self._merger.load_state_dict(state["merger"])
 
 
 class Take(Stage):
     """The first `count` items, then the end."""
 
     kind = "take"
+    saved = (*Stage.saved, "left")
+    left: int
 
     def __init__(self, name: str, location: str, count: int):
         super().__init__(name, location)
@@ -244,18 +239,3 @@ class Take(Stage):
     def bound(self) -> str:
         """How many it takes."""
         return f"first {self.count}"
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self.left = self.count - self.received
-
-
-def encode_packets(packets: Iterable[Packet]) -> list[Any]:
-    """Packets as plain data."""
-    return [[value, encode(origin)] for value, origin in packets]
-
-
-def decode_packets(state: Iterable[Any]) -> deque[Packet]:
-    """Packets from plain data."""
-    return deque((value, decode(origin)) for value, origin in state)

@@ -1,0 +1,155 @@
+"""The graph of a plan as text: lanes for a terminal, and Mermaid for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from rollstream.flow.graph import Graph, GraphEdge, GraphNode
+from rollstream.flow.statistics import DRIVER
+
+FLOW = ("sync", "async")
+PINK = "#e0287d"
+FAR = 48
+"""Details begin in this column at the latest, however long a name is."""
+
+Lanes: TypeAlias = list[GraphEdge | None]
+
+
+# For a terminal ----------------------------------------------------------------------------------
+
+
+def text(graph: Graph) -> str:
+    """The graph for a terminal, sources first: one line an operator, one lane a stream.
+
+    Args:
+        graph: The graph to draw.
+
+    Returns:
+        Lines of plain Unicode; the last one explains the signs that occur.
+    """
+    rows = list(_rows(graph))
+    column = min(FAR, max((len(left) for left, detail in rows if detail), default=0))
+    lines = [f"{left:{column}}   {detail}" if detail else left for left, detail in rows]
+    key = _key(graph)
+    return "\n".join([*lines, "", key] if key else lines)
+
+
+def _rows(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Lanes and names, which stand on the left, and the details of an operator."""
+    lanes: Lanes = []
+    for node in (node for node in graph.nodes if node.kind != "actor"):
+        if any(lanes):
+            yield _signs(lanes), ""
+        ends = [lane for lane, edge in enumerate(lanes) if edge is not None and edge.target == node.name]
+        if len(ends) > 1:
+            yield _fork(lanes, ends, "┴╯"), ""
+        own = ends[0] if ends else _free(lanes, 0)
+        for lane in ends:
+            lanes[lane] = None
+        yield f"{_signs(lanes, own, '●' if node.place == DRIVER else '◉')} {node.name}", _details(graph, node)
+        starts: list[int] = []
+        for edge in (edge for edge in graph.edges if edge.source == node.name and edge.kind in FLOW):
+            starts.append(_free(lanes, starts[-1] + 1) if starts else own)
+            lanes[starts[-1]] = edge
+        if len(starts) > 1:
+            yield _fork(lanes, starts, "┬╮"), ""
+
+
+def _free(lanes: Lanes, first: int) -> int:
+    """The first lane from this one on that no stream runs in."""
+    lanes.append(None)
+    return next(lane for lane in range(first, len(lanes)) if lanes[lane] is None)
+
+
+def _signs(lanes: Lanes, own: int = -1, mark: str = "") -> str:
+    return "  ".join(mark if lane == own else _sign(edge) for lane, edge in enumerate(lanes)).rstrip()
+
+
+def _sign(edge: GraphEdge | None) -> str:
+    return " " if edge is None else "┊" if edge.kind == "async" else "│"
+
+
+def _fork(lanes: Lanes, ends: Sequence[int], corners: str) -> str:
+    """A line from the first of these lanes to the others, across the lanes between them."""
+    cells = [f"  {_sign(edge)}" for edge in lanes]
+    cells[ends[0]] = "  ├"
+    for lane in range(ends[0] + 1, ends[-1] + 1):
+        edge = lanes[next(end for end in ends if end >= lane)]
+        dash = "┈" if edge is not None and edge.kind == "async" else "─"
+        passing = "┼" if lanes[lane] else dash
+        cells[lane] = 2 * dash + (corners[lane == ends[-1]] if lane in ends else passing)
+    return "".join(cells)[2:].rstrip()
+
+
+def _details(graph: Graph, node: GraphNode) -> str:
+    details = [where(node), node.bound]
+    details += [
+        f"⇢ {edge.target}" for edge in graph.edges if edge.kind == "message" and edge.source == node.name
+    ]
+    for edge in graph.edges:
+        if edge.kind == "limit" and node.name in (edge.source, edge.target):
+            details.append(f"⇄ {edge.target if edge.source == node.name else edge.source}")
+    return " · ".join(detail for detail in details if detail)
+
+
+def where(node: GraphNode) -> str:
+    """`on Worker[0..3] ×4` for what runs on actors; empty for what runs in the driver."""
+    if node.place == DRIVER:
+        return ""
+    return f"on {node.place}" + (f" ×{node.copies}" if node.copies > 1 else "")
+
+
+def _key(graph: Graph) -> str:
+    kinds = {edge.kind for edge in graph.edges}
+    signs = {
+        "async": "┊ asynchronous",
+        "message": "⇢ sends messages to",
+        "limit": "⇄ coupled by a rate limiter",
+    }
+    placed = ["◉ runs on actors"] if any(node.place != DRIVER for node in graph.nodes) else []
+    return "   ".join([*placed, *(sign for kind, sign in signs.items() if kind in kinds)])
+
+
+# For a page --------------------------------------------------------------------------------------
+
+_ARROWS = {"sync": "-->", "async": "-->", "message": "-.->", "limit": '<==>|"rate limiter"|'}
+
+
+def mermaid(graph: Graph) -> str:
+    """The graph as a Mermaid flowchart: a frame around what runs on actors, pink what is asynchronous.
+
+    Args:
+        graph: The graph to draw.
+
+    Returns:
+        The source of the flowchart, to be put into a fenced block marked `mermaid`.
+    """
+    ids = {node.name: f"n{index}" for index, node in enumerate(graph.nodes)}
+    lines = ["flowchart LR"]
+    for index, place in enumerate(dict.fromkeys(_frame(node) for node in graph.nodes)):
+        inside = [f"{ids[node.name]}{_label(node)}" for node in graph.nodes if _frame(node) == place]
+        if place:
+            inside = [f'subgraph p{index}["{_escape(place)}"]', *(f"    {line}" for line in inside), "end"]
+        lines += inside
+    lines += [f"{ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in graph.edges]
+    pink = [str(index) for index, edge in enumerate(graph.edges) if edge.kind == "async"]
+    lines += [f"linkStyle {','.join(pink)} stroke:{PINK},stroke-width:2px"] if pink else []
+    return "\n    ".join(lines) + "\n"
+
+
+def _frame(node: GraphNode) -> str:
+    """What is written on the frame a node stands in; empty for none."""
+    return "" if node.kind == "actor" else where(node)
+
+
+def _label(node: GraphNode) -> str:
+    """Mermaid's shapes: a rectangle, one with doubled sides for several copies, a rounded one for actors."""
+    left, right = ("([", "])") if node.kind == "actor" else ("[[", "]]") if node.copies > 1 else ("[", "]")
+    label = "<br/>".join(_escape(line) for line in (node.name, node.bound) if line)
+    return f'{left}"{label}"{right}'
+
+
+def _escape(label: str) -> str:
+    """Mermaid's own entities; a star or a backtick would begin its markup."""
+    return "".join(f"#{ord(sign)};" if sign in '#"<>&`*' else sign for sign in label)

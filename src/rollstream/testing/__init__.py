@@ -1,0 +1,7 @@
+"""What tests of flows, operators and engines need; also for operators and engines written elsewhere."""
+
+from rollstream.testing.chaos import ChaosEngine
+from rollstream.testing.operators import check_operator
+from rollstream.testing.scripted import Fail, Pause, ScriptedSource
+
+__all__ = ["ChaosEngine", "Fail", "Pause", "ScriptedSource", "check_operator"]

@@ -1,0 +1,88 @@
+"""A check that any operator on an `Iter` can be put through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rollstream.engine import Engine, InlineEngine, ThreadsEngine
+from rollstream.flow import Iter, from_actors, from_iterable
+from rollstream.testing.chaos import ChaosEngine
+from rollstream.testing.scripted import ScriptedSource
+
+Operator = Callable[[Iter[Any]], Iter[Any]]
+_END = object()
+
+
+def check_operator(
+    operator: Operator, items: Sequence[Any], expected: Sequence[Any], *, seeds: int = 20, saved: bool = True
+) -> None:
+    """Check that an operator turns `items` into `expected`, however the items come.
+
+    Built, it pulls nothing. Its outputs are the same over a local source, over an actor on each engine and
+    under `seeds` orders of events. Closed early, it stops its source. With `saved`, a snapshot taken after
+    any output, sent through JSON and loaded into a fresh flow, gives the same remaining outputs. `operator`
+    has to build everything anew on each call.
+    """
+    _check_lazy(operator, items)
+    assert list(operator(from_iterable(items))) == list(expected), "over a local source"
+    for make in _engines(seeds):
+        _check_on(make, operator, items, expected, saved=saved)
+
+
+def _engines(seeds: int) -> Iterator[Callable[[], Engine]]:
+    yield InlineEngine
+    yield ThreadsEngine
+    for seed in range(seeds):
+        yield lambda seed=seed: ChaosEngine(seed)
+
+
+def _check_lazy(operator: Operator, items: Sequence[Any]) -> None:
+    pulled: list[Any] = []
+
+    def source() -> Iterator[Any]:
+        for item in items:
+            pulled.append(item)
+            yield item
+
+    stream = operator(from_iterable(source()))
+    assert not pulled, "building the operator pulled items"
+    next(stream, _END)
+    before = len(pulled)
+    stream.close()
+    assert next(stream, _END) is _END, "a closed stream gives no items"
+    assert len(pulled) == before, "a closed stream pulled items"
+
+
+def _check_on(
+    make: Callable[[], Engine],
+    operator: Operator,
+    items: Sequence[Any],
+    expected: Sequence[Any],
+    *,
+    saved: bool,
+) -> None:
+    def begin(engine: Engine) -> Iter[Any]:
+        sources = engine.spawn(ScriptedSource, ([items],), count=1, name="source")
+        return operator(from_actors(sources, "next").gather_async(2))
+
+    with make() as engine:
+        where = f"on {engine!r}"
+        stream = begin(engine)
+        outputs = list(stream)
+        assert outputs == list(expected), f"{where}: {outputs}"
+        before = stream.statistics()
+        assert before.nodes, "a flow that ran has statistics"
+    if not saved:
+        return
+    for position in range(len(expected) + 1):
+        with make() as engine:
+            stream = begin(engine)
+            outputs = [next(stream) for _ in range(position)]
+            state = json.loads(json.dumps(stream.state_dict()))
+            assert outputs + list(stream) == list(expected), f"{where}: a snapshot changed the outputs"
+        with make() as engine:
+            stream = begin(engine)
+            stream.load_state_dict(state)
+            assert list(stream) == list(expected)[position:], f"{where}: after a resume at output {position}"
