@@ -64,7 +64,7 @@ class Engine(ABC):
         self.actors: dict[str, Actor[Any]] = {}
         self._lock = threading.Lock()
         self._outstanding = 0
-        self._failures: list[BaseException] = []
+        self.failures: list[BaseException] = []
         self._sinks: list[Sink] = []
 
     # The verbs ---------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ class Engine(ABC):
 
     def raise_failure(self) -> None:
         """Raise the error of a message nobody awaited, if there is one."""
-        if self._failures:
-            raise self._failures.pop(0)
+        if self.failures:
+            raise self.failures.pop(0)
 
     def sender(self) -> str:
         """The name of the actor whose method is sending now, or `driver`."""
@@ -256,7 +256,7 @@ class Engine(ABC):
         sink = self.sink()
         self.watch(sink)
         try:
-            while not self.idle() and not self._failures:
+            while not self.idle() and not self.failures:
                 sink.wait()
         finally:
             self.unwatch(sink)
@@ -303,7 +303,7 @@ class Engine(ABC):
                 self._outstanding -= 1
             if future is None:
                 if error is not None:
-                    self._failures.append(error)
+                    self.failures.append(error)
                     self._wake()
             elif not deferred:
                 future.value, future.error, future.done = value, error, True

@@ -73,7 +73,7 @@ class InlineEngine(Engine):
             raise
         finally:
             self._running.pop()
-        if self._failures and message.future is None:
+        if self.failures and message.future is None:
             self.raise_failure()
 
     def _run_task(self, message: Message) -> None:

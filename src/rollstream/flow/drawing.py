@@ -94,10 +94,10 @@ def _details(graph: Graph, node: GraphNode) -> str:
 
 
 def where(node: GraphNode) -> str:
-    """`on Worker[0..3] ×4` for what runs on actors; empty for what runs in the driver."""
+    """On which actors an operator runs, and on how many; empty for the driver."""
     if node.place == DRIVER:
         return ""
-    return f"on {node.place}" + (f" ×{node.copies}" if node.copies > 1 else "")
+    return f"on {node.place}" + (f" ×{node.copies}" if node.copies > 1 else "")  # noqa: RUF001
 
 
 def _key(graph: Graph) -> str:

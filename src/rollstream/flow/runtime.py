@@ -67,6 +67,8 @@ class Flow:
         begin = time.perf_counter() if self.tracer is not None else 0.0
         try:
             while True:
+                if self.engine is not None and self.engine.failures:
+                    self.engine.raise_failure()
                 self.poll()
                 mark = self.progress
                 packet = root.pull()
@@ -106,8 +108,6 @@ class Flow:
         return self.progress == mark
 
     def _block(self) -> None:
-        if self.engine is not None:
-            self.engine.raise_failure()
         mark = self.progress
         if self.stalled():
             raise Deadlock(self._reasons())
@@ -199,12 +199,11 @@ class Flow:
 
     def _settle(self) -> None:
         """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
-        while not self.stalled():
-            if self.engine is not None and not self.engine.idle():
-                self.engine.raise_failure()
-                future = self.sink.wait()
-                if future is not None:
-                    self._dispatch(future)
+        while not self.closed and not self.stalled():
+            assert self.engine is not None
+            if not self.engine.idle() and (future := self.sink.wait()) is not None:
+                self._dispatch(future)
+            self.engine.raise_failure()
 
     def _require_between_items(self, verb: str) -> None:
         if self._active:

@@ -1,0 +1,454 @@
+"""The rules of an engine, each as a check: an engine that passes them all carries any flow.
+
+No check shares memory with its actors, so that they may live anywhere on this machine, and none sleeps.
+
+>>> from rollstream.engine import InlineEngine
+>>> check_engine(InlineEngine)
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollstream.engine import Actor, ActorContext, Deferred, Engine, EngineClosed, EngineError
+
+__all__ = ["ENGINE_CHECKS", "check_engine"]
+
+Factory = Callable[[], Engine]
+Check = Callable[[Factory], None]
+
+ENGINE_CHECKS: dict[str, Check] = {}
+"""Every check by name: a function of something that opens a fresh engine. It raises if the rule is broken."""
+
+PATIENCE = 60.0
+"""Seconds after which a reply is taken for lost."""
+
+
+def check_engine(factory: Factory) -> None:
+    """Check that an engine keeps every rule.
+
+    Args:
+        factory: opens a fresh engine, over and over; a subclass of `Engine` will do.
+
+    Raises:
+        AssertionError: the engine breaks a rule, which the message names; the cause says how.
+    """
+    for name, check in ENGINE_CHECKS.items():
+        try:
+            check(factory)
+        except Exception as error:
+            raise AssertionError(f"the engine breaks the rule {name!r}: {check.__doc__}") from error
+
+
+# The actors -------------------------------------------------------------------------------------
+
+
+class StrangeError(Exception):
+    """An error no engine knows."""
+
+
+class Recorder:
+    """Keeps what it is told, in order."""
+
+    def __init__(self, *items: Any, label: str = "", context: ActorContext):
+        self.items = list(items)
+        self.label = label
+        self.context = context
+
+    def note(self, item: Any) -> Any:
+        self.items.append(item)
+        return item
+
+    def seen(self) -> list[Any]:
+        return list(self.items)
+
+    def who(self) -> tuple[Any, ...]:
+        return self.context.name, self.context.index, self.context.count, self.context.restarts, self.label
+
+    def fail(self, text: str) -> None:
+        raise StrangeError(text)
+
+
+class Relay:
+    """Talks to another actor."""
+
+    def __init__(self, other: Actor[Recorder] | None = None):
+        self.other = other
+
+    def send(self, *items: Any) -> None:
+        assert self.other is not None
+        for item in items:
+            self.other.send("note", item)
+
+    def ask(self, other: Actor[Recorder], item: Any) -> Any:
+        return other.call("note", item).result(PATIENCE)
+
+
+class Door:
+    """Lets its callers wait until it is told to answer them."""
+
+    def __init__(self) -> None:
+        self.guests: list[Deferred[str]] = []
+
+    def enter(self) -> Deferred[str]:
+        self.guests.append(Deferred())
+        return self.guests[-1]
+
+    def count(self) -> int:
+        return len(self.guests)
+
+    def admit(self, guest: int, value: str) -> None:
+        self.guests[guest].resolve(value)
+
+    def refuse(self, guest: int, text: str) -> None:
+        self.guests[guest].reject(StrangeError(text))
+
+
+class Journal:
+    """Writes a file, so that what it did can be read after its end."""
+
+    def __init__(self, folder: str, *, context: ActorContext):
+        self.path = Path(folder, str(context.index))
+
+    def write(self, line: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{line}\n")
+
+    def close(self) -> None:
+        self.write("closed")
+
+
+class Unbuildable:
+    """One of several cannot be built."""
+
+    def __init__(self, context: ActorContext):
+        if context.index == 1:
+            raise StrangeError("cannot be built")
+
+
+def add(left: Any, right: Any) -> Any:
+    """For `submit`."""
+    return left + right
+
+
+def note(recorder: Recorder, item: Any) -> Any:
+    """For `apply`: works on the instance."""
+    return recorder.note(item)
+
+
+def tally(recorder: Recorder, amount: int, context: ActorContext) -> tuple[str, int]:
+    """For `apply`: keeps a number beside the instance."""
+    context.local["tally"] = context.local.get("tally", 0) + amount
+    return recorder.label, context.local["tally"]
+
+
+# How checks are written -------------------------------------------------------------------------
+
+
+def _rule(check: Check) -> Check:
+    """A check that opens engines itself."""
+    ENGINE_CHECKS[check.__name__] = check
+    return check
+
+
+def _rule_inside(check: Callable[[Engine], None]) -> Check:
+    """A check inside the scope of one engine."""
+
+    @functools.wraps(check)
+    def on_fresh_engine(factory: Factory) -> None:
+        with factory() as engine:
+            check(engine)
+
+    return _rule(on_fresh_engine)
+
+
+@contextmanager
+def _raises(kind: type[Exception], *texts: str) -> Iterator[list[Exception]]:
+    """Exactly this kind of error comes, and its text and notes contain these; the list will hold it."""
+    caught: list[Exception] = []
+    try:
+        yield caught
+    except Exception as error:
+        caught.append(error)
+    assert [type(error) for error in caught] == [kind], f"{kind.__name__} was due, but there was {caught}"
+    shown = "\n".join([str(caught[0]), *getattr(caught[0], "__notes__", ())])
+    assert all(text in shown for text in texts), f"{texts} should be in: {shown}"
+
+
+def _ask(actor: Actor[Any], method: str, *args: Any) -> Any:
+    return actor.call(method, *args).result(PATIENCE)
+
+
+# The rules --------------------------------------------------------------------------------------
+
+
+@_rule_inside
+def actors_have_names_and_indices(engine: Engine) -> None:
+    """Each actor has a name of its own and its index; the instance learns both, and how many there are."""
+    several = engine.spawn(Recorder, count=3, name="worker")
+    [another] = engine.spawn(Recorder, name="worker")
+    assert [actor.name for actor in several] == ["worker[0]", "worker[1]", "worker[2]"]
+    assert [actor.index for actor in several] == [0, 1, 2]
+    assert len({actor.name for actor in [*several, another]}) == 4
+    for actor in several:
+        assert _ask(actor, "who")[:4] == (actor.name, actor.index, 3, 0)
+    assert _ask(another, "who")[:4] == (another.name, 0, 1, 0)
+
+
+@_rule_inside
+def constructors_get_their_arguments(engine: Engine) -> None:
+    """Positional and keyword arguments reach every constructor."""
+    for actor in engine.spawn(Recorder, (1, "two"), {"label": "three"}, count=2):
+        assert _ask(actor, "seen") == [1, "two"]
+        assert _ask(actor, "who")[4] == "three"
+
+
+@_rule_inside
+def a_failing_constructor_fails_the_spawn(engine: Engine) -> None:
+    """`spawn` raises what a constructor raised, and the engine goes on."""
+    with _raises(StrangeError, "cannot be built"):
+        engine.spawn(Unbuildable, count=3)
+    [recorder] = engine.spawn(Recorder)
+    assert _ask(recorder, "note", 1) == 1
+
+
+@_rule_inside
+def calls_reply(engine: Engine) -> None:
+    """A call returns what the method returned; instances share nothing."""
+    one, other = engine.spawn(Recorder, count=2)
+    replies = [one.call("note", 1), other.call("note", 2), one.call("note", None)]
+    assert [reply.result(PATIENCE) for reply in replies] == [1, 2, None]
+    assert (_ask(one, "seen"), _ask(other, "seen")) == ([1, None], [2])
+
+
+@_rule_inside
+def errors_reach_the_caller(engine: Engine) -> None:
+    """An error keeps its type and text, names the actor and the method, and the actor goes on."""
+    [recorder] = engine.spawn(Recorder, (1,))
+    with _raises(StrangeError, "so it is", recorder.name, "fail"):
+        _ask(recorder, "fail", "so it is")
+    with _raises(TypeError):
+        _ask(recorder, "note")
+    assert _ask(recorder, "seen") == [1]
+
+
+@_rule_inside
+def unknown_methods_are_refused(engine: Engine) -> None:
+    """A method the class does not have is an error of the sender, and the message says which there are."""
+    [recorder] = engine.spawn(Recorder)
+    for verb in (recorder.call, recorder.send):
+        with _raises(EngineError, "missing", "note", "seen"):
+            verb("missing")
+
+
+@_rule_inside
+def messages_keep_their_order(engine: Engine) -> None:
+    """One sender's messages are handled in the order sent, whichever verbs it uses."""
+    [recorder] = engine.spawn(Recorder)
+    for number in range(0, 300, 3):
+        recorder.call("note", number)
+        assert recorder.send("note", number + 1) is None
+        recorder.apply(note, number + 2)
+    assert _ask(recorder, "seen") == list(range(300))
+
+
+@_rule_inside
+def senders_keep_their_order(engine: Engine) -> None:
+    """Messages that actors send are kept in order for each of them."""
+    [recorder] = engine.spawn(Recorder)
+    relays = engine.spawn(Relay, (recorder,), count=3)
+    replies = [relay.call("send", *((relay.index, number) for number in range(50))) for relay in relays]
+    engine.wait(replies, count=3, timeout=PATIENCE)
+    seen = _ask(recorder, "seen")
+    for relay in relays:
+        assert [number for index, number in seen if index == relay.index] == list(range(50))
+
+
+@_rule
+def failing_sends_surface(factory: Factory) -> None:
+    """The error of a message nobody awaits is raised before the scope is left, also if it comes late."""
+    with _raises(StrangeError, "nobody waits"), factory() as engine:
+        [recorder] = engine.spawn(Recorder)
+        recorder.send("fail", "nobody waits")
+    with _raises(StrangeError, "late"), factory() as engine:
+        [door] = engine.spawn(Door)
+        door.send("enter")
+        _ask(door, "refuse", 0, "late")
+
+
+@_rule_inside
+def references_arrive_as_values(engine: Engine) -> None:
+    """What `put` returns stands for the value in every verb."""
+    stored = engine.put([1, 2])
+    assert stored.get() == [1, 2]
+    [recorder] = engine.spawn(Recorder, (stored,))
+    recorder.send("note", stored)
+    recorder.apply(note, stored)
+    assert _ask(recorder, "note", stored) == [1, 2]
+    assert _ask(recorder, "seen") == [[1, 2]] * 4
+    assert engine.submit(add, stored, [3]).result(PATIENCE) == [1, 2, 3]
+
+
+@_rule_inside
+def futures_arrive_as_values(engine: Engine) -> None:
+    """A reply to come stands for its value in every verb, and its error becomes the message's."""
+    source, recorder = engine.spawn(Recorder, (1,), count=2)
+    recorder.send("note", source.call("note", 2))
+    recorder.apply(note, source.call("note", 3))
+    assert _ask(recorder, "note", source.call("note", 4)) == 4
+    assert _ask(recorder, "seen") == [1, 2, 3, 4]
+    assert engine.submit(add, source.call("seen"), [5]).result(PATIENCE) == [1, 2, 3, 4, 5]
+    with _raises(StrangeError, "upstream"):
+        _ask(recorder, "note", source.call("fail", "upstream"))
+
+
+@_rule_inside
+def submit_runs_functions(engine: Engine) -> None:
+    """A stateless function runs somewhere, and its error is its reply."""
+    replies = [engine.submit(add, number, 1) for number in range(20)]
+    assert [reply.result(PATIENCE) for reply in replies] == list(range(1, 21))
+    with _raises(TypeError):
+        engine.submit(add, 1, "one").result(PATIENCE)
+
+
+@_rule_inside
+def apply_runs_beside_the_instance(engine: Engine) -> None:
+    """A function gets the instance, and keeps things of its own in `context.local`, for each actor."""
+    one, other = engine.spawn(Recorder, kwargs={"label": "here"}, count=2)
+    assert one.apply(note, "applied").result(PATIENCE) == "applied"
+    assert _ask(one, "seen") == ["applied"]
+    assert one.apply(tally, 2).result(PATIENCE) == ("here", 2)
+    assert one.apply(tally, 3).result(PATIENCE) == ("here", 5)
+    assert other.apply(tally, 1).result(PATIENCE) == ("here", 1)
+
+
+@_rule_inside
+def handles_travel(engine: Engine) -> None:
+    """An actor can be given a handle and use it; a copy of a handle is the handle."""
+    [recorder] = engine.spawn(Recorder)
+    [relay] = engine.spawn(Relay, (recorder,))
+    _ask(relay, "send", 1)
+    assert _ask(relay, "ask", recorder, 2) == 2
+    assert copy.copy(recorder) is recorder
+    assert copy.deepcopy({"kept": [recorder]})["kept"][0] is recorder
+    assert _ask(recorder, "seen") == [1, 2]
+
+
+@_rule_inside
+def wait_returns_when_enough_are_done(engine: Engine) -> None:
+    """`wait` returns the done and the others, each in the order given; a timeout is no error."""
+    [door] = engine.spawn(Door)
+    first, second, third = replies = [door.call("enter") for _ in range(3)]
+    assert engine.wait(replies, timeout=0.001) == ([], replies)
+    door.send("admit", 1, "second")
+    assert engine.wait(replies, timeout=PATIENCE) == ([second], [first, third])
+    door.send("admit", 0, "first")
+    assert engine.wait(replies, count=2, timeout=PATIENCE) == ([first, second], [third])
+    assert engine.wait(replies, count=3, timeout=0.001) == ([first, second], [third])
+    door.send("admit", 2, "third")
+    assert engine.wait(replies, count=3, timeout=PATIENCE) == (replies, [])
+    with _raises(EngineError, "4", "3"):
+        engine.wait(replies, count=4)
+
+
+@_rule_inside
+def deferred_replies_wait(engine: Engine) -> None:
+    """Callers wait for a deferred reply while the actor goes on; each gets its own, once."""
+    [door] = engine.spawn(Door)
+    first, second, third = (door.call("enter") for _ in range(3))
+    assert _ask(door, "count") == 3
+    with _raises(TimeoutError, "enter"):
+        first.result(timeout=0.001)
+    for guest, value in enumerate(["one", "two"]):
+        _ask(door, "admit", guest, value)
+    _ask(door, "refuse", 2, "full")
+    assert (first.result(PATIENCE), second.result(PATIENCE)) == ("one", "two")
+    with _raises(StrangeError, "full"):
+        third.result(PATIENCE)
+    with _raises(EngineError, "twice"):
+        _ask(door, "admit", 0, "again")
+    assert first.result() == "one"
+
+
+@_rule_inside
+def restarts_repeat_sticky_messages(engine: Engine) -> None:
+    """A restart builds a new instance from the same arguments, then repeats the last of each sticky kind."""
+    [recorder] = engine.spawn(Recorder, ("argument",), {"label": "same"}, name="recorder")
+    recorder.send("note", "replaced", sticky=True)
+    recorder.send("note", "method", sticky=True)
+    recorder.call("note", "kind", sticky="mine")
+    recorder.apply(tally, 1).result(PATIENCE)
+    recorder.apply(note, "function", sticky="applied")
+    recorder.send("note", "not sticky")
+    for restarts in (1, 2):
+        recorder.restart().result(PATIENCE)
+        assert _ask(recorder, "seen") == ["argument", "method", "kind", "function"]
+        assert _ask(recorder, "who") == ("recorder", 0, 1, restarts, "same")
+    assert recorder.apply(tally, 1).result(PATIENCE) == ("same", 1)
+
+
+@_rule_inside
+def statistics_count(engine: Engine) -> None:
+    """The engine counts each actor's messages, failures and restarts."""
+    recorder, idle = engine.spawn(Recorder, count=2, name="recorder")
+    recorder.send("note", 1)
+    with _raises(StrangeError):
+        _ask(recorder, "fail", "counted")
+    _ask(recorder, "seen")
+    busy, free = engine.statistics().actors
+    assert (busy.name, busy.messages, busy.failures, busy.restarts) == (recorder.name, 3, 1, 0)
+    assert (free.name, free.messages, free.failures, free.busy) == (idle.name, 0, 0, 0.0)
+    recorder.restart().result(PATIENCE)
+    assert [row.restarts for row in engine.statistics().actors] == [1, 0]
+    assert busy.restarts == 0, "statistics are a snapshot"
+
+
+@_rule
+def leaving_the_scope_ends_every_actor(factory: Factory) -> None:
+    """Messages already sent are handled first; then every instance is closed, once."""
+    with tempfile.TemporaryDirectory() as folder:
+        with factory() as engine:
+            for actor in engine.spawn(Journal, (folder,), count=3):
+                for number in range(20):
+                    actor.send("write", str(number))
+        expected = [*map(str, range(20)), "closed"]
+        assert [Path(folder, str(index)).read_text().split() for index in range(3)] == [expected] * 3
+
+
+@_rule
+def errors_leave_the_scope_unchanged(factory: Factory) -> None:
+    """The error that ends a scope goes through it as it is, and every instance is closed all the same."""
+    error = StrangeError("mine")
+    with tempfile.TemporaryDirectory() as folder:
+        with _raises(StrangeError) as caught, factory() as engine:
+            _ask(engine.spawn(Journal, (folder,))[0], "write", "started")
+            raise error
+        assert caught[0] is error
+        assert Path(folder, "0").read_text().split() == ["started", "closed"]
+
+
+@_rule
+def a_closed_engine_says_so(factory: Factory) -> None:
+    """After the scope every verb raises `EngineClosed`; closing again does nothing."""
+    with factory() as engine:
+        [recorder] = engine.spawn(Recorder)
+    engine.close()
+    verbs: list[Callable[[], object]] = [
+        lambda: recorder.call("seen"),
+        lambda: recorder.send("note", 1),
+        lambda: recorder.apply(note, 1),
+        lambda: recorder.restart(),
+        lambda: engine.spawn(Recorder),
+        lambda: engine.put(1),
+        lambda: engine.submit(add, 1, 2),
+        lambda: engine.__enter__(),
+    ]
+    for verb in verbs:
+        with _raises(EngineClosed, "closed"):
+            verb()

@@ -1,0 +1,771 @@
+"""The contract of DESIGN.md, line by line, on every engine."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rollstream as rs
+from rollstream import flow
+from rollstream.engine import ActorContext
+from rollstream.flow import Context, Provenance
+from rollstream.testing import ChaosEngine, Fail, Pause, ScriptedSource
+
+MakeEngine = Callable[[], rs.Engine]
+
+
+@pytest.fixture(params=["inline", "threads", "chaos"])
+def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
+    return lambda: ChaosEngine(7) if request.param == "chaos" else rs.engine(request.param)
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Iterator[rs.Engine]:
+    with make_engine() as opened:
+        yield opened
+
+
+class Worker:
+    """Counts its items, and says with each which version it has been told."""
+
+    def __init__(self, items: int = 10**9, *, context: ActorContext):
+        self.index = context.index
+        self.restarts = context.restarts
+        self.left = items
+        self.count = 0
+        self.version = 0
+
+    def sample(self, context: Context) -> dict[str, int]:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        self.count += 1
+        context.note(steps=10, version=self.version)
+        return {"shard": self.index, "count": self.count, "version": self.version}
+
+    def sampled(self) -> int:
+        return self.count
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    def fail(self) -> None:
+        raise ValueError("no such thing")
+
+
+def scripted(engine: rs.Engine, *scripts: list[Any]) -> flow.ParIter[Any]:
+    return flow.from_actors(engine.spawn(ScriptedSource, (scripts,), count=len(scripts)), "next")
+
+
+# 1. Lazy
+
+
+def test_1_lazy(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=2)
+    plan = flow.from_actors(workers, "sample").gather_async(2).batch(2)
+
+    assert [worker.call("sampled").result() for worker in workers] == [0, 0]
+    next(plan)
+    plan.close()
+    done = [worker.call("sampled").result() for worker in workers]
+    assert all(1 <= count <= 4 for count in done)
+    assert next(plan, "over") == "over"
+    assert [worker.call("sampled").result() for worker in workers] == done
+
+
+def test_1_a_shard_ends_when_its_source_says_so_and_only_then(engine: rs.Engine) -> None:
+    def stop(item: int) -> int:
+        raise StopIteration
+
+    assert sorted(scripted(engine, [1, 2], [3]).gather_async()) == [1, 2, 3]
+    assert list(scripted(engine, [1, 2], [3]).gather_sync()) == [[1, 3], [2]]
+    with pytest.raises(rs.OperatorError, match="StopIteration"):
+        list(scripted(engine, [1]).for_each(stop).gather_async())
+    with pytest.raises(rs.OperatorError, match="StopIteration"):
+        list(flow.from_items([1]).for_each(stop))
+
+
+# 2. One consumer
+
+
+def test_2_one_consumer(engine: rs.Engine) -> None:
+    shards = scripted(engine, [1])
+    items = shards.gather_async()
+    with pytest.raises(rs.PlanError, match=r"gather_async at .*test_contract.py:\d+ consumes already.*split"):
+        shards.gather_sync()
+    items.for_each(str)
+    with pytest.raises(rs.PlanError, match=r"a, b = stream.split\(2\)"):
+        items.for_each(int)
+    with pytest.raises(rs.PlanError, match="split"):
+        next(items)
+    running = flow.from_items([1, 2])
+    next(running)
+    with pytest.raises(rs.PlanError, match="too late"):
+        running.for_each(str)
+
+
+# 3. Barrier
+
+
+def test_3_barrier(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=3)
+    rows = flow.from_actors(workers, "sample").gather_sync()
+    for step in range(5):
+        row = next(rows)
+        assert [item["version"] for item in row] == [step * 100 + index for index in range(3)] if step else True
+        assert [worker.call("sampled").result() for worker in workers] == [step + 1] * 3, "a shard ran on"
+        for index, worker in enumerate(workers):
+            worker.send("set_version", (step + 1) * 100 + index)
+
+
+def test_3_the_barrier_ends_at_an_asynchronous_edge(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=2)
+    rows = flow.from_actors(workers, "sample").gather_sync().prefetch(1)
+    next(rows)
+    for worker in workers:
+        worker.send("set_version", 1)
+    versions = [item["version"] for row in [next(rows), next(rows), next(rows)] for item in row]
+    assert versions[:2] == [0, 0], "the row pulled ahead"
+    assert versions[-2:] == [1, 1]
+
+
+# 4. Bounded asynchrony
+
+
+class Broadcast:
+    """Sends every worker the number of items seen so far, while it handles an item."""
+
+    def __init__(self, workers: list[Any], *, only_source: bool = False):
+        self.workers = workers
+        self.only_source = only_source
+        self.version = 0
+        self.sent: dict[str, list[tuple[int, int]]] = {worker.name: [] for worker in workers}
+        self.handled: dict[str, int] = {worker.name: 0 for worker in workers}
+
+    def __call__(self, item: dict[str, int], context: Context) -> tuple[str, dict[str, int]]:
+        [source] = context.actors
+        self.handled[source.name] += 1
+        self.version += 1
+        for worker in [source] if self.only_source else self.workers:
+            worker.send("set_version", self.version, sticky=True)
+            self.sent[worker.name].append((self.version, self.handled[worker.name]))
+        return source.name, item
+
+
+@pytest.mark.parametrize("num_async", [1, 2, 4])
+def test_4_lag(engine: rs.Engine, num_async: int) -> None:
+    """A message sent while an item is handled takes effect k-1 items later for its shard, at most k for others."""
+    workers = engine.spawn(Worker, count=3)
+    broadcast = Broadcast(workers)
+    plan = flow.from_actors(workers, "sample").gather_async(num_async).for_each(broadcast).take(60)
+    for source, item in plan:
+        for version, handled in broadcast.sent[source][:-1]:  # all sent before this item was handled
+            later = item["count"] - handled
+            if item["version"] < version:
+                assert later <= num_async, f"version {version} was not seen {later} items later"
+
+
+@pytest.mark.parametrize("num_async", [1, 2, 4])
+def test_4_lag_is_exact_for_the_shard_whose_item_is_handled(engine: rs.Engine, num_async: int) -> None:
+    workers = engine.spawn(Worker, count=3)
+    broadcast = Broadcast(workers, only_source=True)
+    plan = flow.from_actors(workers, "sample").gather_async(num_async).for_each(broadcast).take(60)
+    sent_at = {worker.name: {0: 0} for worker in workers}
+    for source, item in plan:
+        sent_at[source][item["count"]] = broadcast.version
+        expected = sent_at[source].get(item["count"] - num_async, 0)
+        assert item["version"] == expected, f"item {item['count']} of {source}"
+
+
+@pytest.mark.parametrize(("stage", "held"), [("batch", 2), ("prefetch", 3), ("via", 2), ("split", 2)])
+def test_4_stages_in_between_add_what_they_hold(engine: rs.Engine, stage: str, held: int) -> None:
+    [worker] = engine.spawn(Worker)
+    [echo] = engine.spawn(Echo)
+    items = flow.from_actors([worker], "sample").gather_async()
+    between = {
+        "batch": lambda: items.batch(3).flatten(),
+        "prefetch": lambda: items.prefetch(3),
+        "via": lambda: items.via(echo, "same", in_flight=3),
+        "split": lambda: flow.union_async([b.for_each(lambda x: x) for b in items.split(2, buffer=2)]),
+    }[stage]()
+    broadcast = Broadcast([worker])
+    for source, item in between.for_each(broadcast).take(40):
+        for version, handled in broadcast.sent[source][:-1]:
+            if item["version"] < version:
+                assert item["count"] - handled <= held + 1
+
+
+class Echo:
+    def same(self, item: Any) -> Any:
+        return item
+
+
+def test_4_bounded_and_fair(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=4)
+    plan = flow.from_actors(workers, "sample").gather_async(3)
+    served: dict[int, int] = dict.fromkeys(range(4), 0)
+    for _ in range(200):
+        item = next(plan)
+        served[item["shard"]] += 1
+        assert item["count"] == served[item["shard"]], "a shard's items came out of order"
+        for worker in workers:
+            in_flight = worker.call("sampled").result() - served[worker.index]
+            assert in_flight <= 3, f"{in_flight} items of {worker.name} in flight"
+    assert min(served.values()) > 0, "a shard was starved"
+
+
+def test_4_no_shard_is_starved_beside_one_that_is_always_ready(engine: rs.Engine) -> None:
+    slow = flow.from_actors(engine.spawn(Worker), "sample").gather_async().for_each(lambda item: "slow")
+    always = flow.from_iterable(iter(lambda: "always", None))
+    plan = flow.union_async([always, slow])
+    assert "slow" in [next(plan) for _ in range(20_000)]
+
+
+def test_4_max_staleness_drops_and_counts(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=2)
+    newest = 0
+
+    def learn(item: dict[str, int]) -> dict[str, int]:
+        nonlocal newest
+        newest += 1
+        workers[0].send("set_version", newest)  # the other worker falls behind
+        return item
+
+    fresh = flow.from_actors(workers, "sample").gather_async().max_staleness(2, newest=lambda: newest)
+    plan = fresh.for_each(learn)
+    items = [next(plan) for _ in range(12)]
+    assert all(item["shard"] == 0 for item in items[4:])
+    assert plan.statistics()["max_staleness"].dropped > 0
+    assert plan.statistics()["max_staleness"].items == 12
+
+
+# 5. Messages
+
+
+def test_5_a_failed_message_nobody_awaits_surfaces(make_engine: MakeEngine) -> None:
+    with make_engine() as engine:
+        workers = engine.spawn(Worker, count=2)
+
+        def send(item: dict[str, int]) -> dict[str, int]:
+            if item == {"shard": 0, "count": 3, "version": 0}:
+                workers[0].send("fail")
+            return item
+
+        with pytest.raises((ValueError, rs.OperatorError), match="no such thing"):
+            for _ in flow.from_actors(workers, "sample").gather_async().for_each(send).take(10_000):
+                pass
+
+
+def test_5_sticky_messages_are_delivered_again_to_a_restarted_actor(engine: rs.Engine) -> None:
+    [worker] = engine.spawn(Worker)
+    plan = flow.from_actors([worker], "sample").gather_async()
+    first = next(plan)
+    worker.send("set_version", 3, sticky=True)
+    worker.send("set_version", 4, sticky=True)
+    worker.restart().result()
+    second = next(plan)
+    assert (first["version"], second["version"]) == (0, 4)
+    assert second["count"] == 1, "a fresh instance"
+
+
+def test_5_a_weight_message_installs_exactly_its_version(engine: rs.Engine) -> None:
+    [worker] = engine.spawn(Worker)
+    plan = flow.from_actors([worker], "sample").gather_async()
+    seen = []
+    for version in range(1, 6):
+        worker.send("set_version", engine.put(version))
+        seen.append(next(plan)["version"])
+    assert seen == [1, 2, 3, 4, 5]
+
+
+# 6. Union
+
+
+def test_6_union_deals_credits(engine: rs.Engine) -> None:
+    left = scripted(engine, ["a"] * 5).gather_async()
+    right = scripted(engine, ["b"] * 4).gather_sync().flatten()
+    assert "".join(flow.union([left, right], weights=[2, 1])) == "aabaababb"
+
+
+def test_6_union_runs_streams_whose_items_are_not_given(engine: rs.Engine) -> None:
+    seen: list[str] = []
+    left = scripted(engine, list("abcdef")).gather_async().for_each(lambda x: seen.append(x))
+    right = scripted(engine, list("xyz")).gather_async()
+    assert "".join(flow.union([left, right], weights=[2, 1], output=[1])) == "xyz"
+    assert "".join(seen) == "abcdef"
+
+
+def test_6_a_stream_that_cannot_run_yet_forfeits_its_turn(engine: rs.Engine) -> None:
+    sources = engine.spawn(ScriptedSource, ([[Pause(), "late"], ["a", "b", "c", "d"]],), count=2)
+    late = flow.from_actors(sources[:1], "next").gather_async()
+    steady = flow.from_actors(sources[1:], "next").gather_async()
+
+    def resume_at_c(item: str) -> str:
+        if item == "c":
+            sources[0].send("resume")
+        return item
+
+    assert "".join(flow.union([late, steady.for_each(resume_at_c)])) == "abclated"
+
+
+def test_6_union_async_takes_what_is_ready(engine: rs.Engine) -> None:
+    sources = engine.spawn(ScriptedSource, ([[Pause(), "late"], ["a", "b"]],), count=2)
+    late = flow.from_actors(sources[:1], "next").gather_async()
+    steady = flow.from_actors(sources[1:], "next").gather_async()
+    plan = flow.union_async([late, steady])
+    first = [next(plan), next(plan)]
+    sources[0].send("resume")
+    assert [*first, *plan] == ["a", "b", "late"]
+
+
+def test_6_no_polling(engine: rs.Engine) -> None:
+    """A flow that waits on a slow shard uses no processor to speak of."""
+    if engine.name != "threads":
+        pytest.skip("only real threads can be waited for")
+    plan = flow.from_actors(engine.spawn(Slow, count=2), "sample").gather_async()
+    other = flow.from_actors(engine.spawn(Slow), "sample").gather_sync().flatten()
+    start, used = time.monotonic(), time.process_time()
+    assert len(list(flow.union_async([plan, other]))) == 3
+    assert time.process_time() - used < 0.2 * (time.monotonic() - start)
+
+
+class Slow:
+    """One item, after a wait that uses no processor."""
+
+    def __init__(self) -> None:
+        self.given = False
+
+    def sample(self) -> str:
+        if self.given:
+            raise StopIteration
+        self.given = True
+        time.sleep(0.3)  # the slowness under test
+        return "item"
+
+
+class Table:
+    """A replay-like actor: it holds what was stored, and a sample has to wait until there is something."""
+
+    def __init__(self) -> None:
+        self.stored: list[Any] = []
+        self.samples = 0
+        self.empty_samples = 0
+
+    def store(self, item: Any) -> None:
+        self.stored.append(item)
+
+    def sample(self) -> Any:
+        if not self.stored:
+            self.empty_samples += 1
+            return None
+        self.samples += 1
+        return self.stored[self.samples % len(self.stored)]
+
+    def counts(self) -> tuple[int, int, int]:
+        return len(self.stored), self.samples, self.empty_samples
+
+
+@pytest.mark.parametrize(("ratio", "min_size", "buffer"), [(4, 10, 4), (0.5, 3, 1), (1, 1, 2)])
+def test_6_a_rate_limiter_keeps_its_ratio_from_an_empty_table(
+    engine: rs.Engine, ratio: float, min_size: int, buffer: float
+) -> None:
+    workers, [table] = engine.spawn(Worker, count=2), engine.spawn(Table)
+    rollouts = flow.from_actors(workers, "sample").gather_async(2)
+    replayed = flow.from_actors([table], "sample").gather_async(4)
+    rollouts, replayed = flow.limit_ratio(rollouts, replayed, ratio, min_size=min_size, error_buffer=buffer)
+    store = rollouts.for_each(lambda item: table.send("store", item))
+    plan = flow.union_async([store, replayed.for_each(lambda item: item)], output=[1])
+    for _ in range(100):
+        assert next(plan) is not None
+        inserts, samples, _ = table.call("counts").result()
+        assert inserts >= min_size
+        assert abs(samples - ratio * (inserts - min_size)) <= buffer + max(1, ratio)
+    assert table.call("counts").result()[2] == 0, "a sample was asked of an empty table"
+
+
+def test_6_when_one_limited_stream_ends_so_does_the_other(engine: rs.Engine) -> None:
+    inserts = flow.from_items(range(10)).for_each(lambda x: "i")
+    samples = flow.from_iterable(iter(lambda: "s", None))
+    inserts, samples = flow.limit_ratio(inserts, samples, 2, min_size=2, error_buffer=2)
+    outputs = list(flow.union_async([inserts, samples]))
+    assert outputs.count("i") == 10
+    assert outputs.count("s") == 18
+
+
+def test_6_credits_and_a_limiter_at_once_are_refused() -> None:
+    left, right = flow.limit_ratio(flow.from_items([1]), flow.from_items([2]), 1)
+    with pytest.raises(rs.PlanError, match=r"rate limiter and by the union's weights.*union_async"):
+        flow.union([left, right])
+
+
+# 7. Split
+
+
+def test_7_branches_may_consume_16_to_1_over_buffers_of_4(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (40,), count=2)
+    left, right = flow.from_actors(workers, "sample").gather_async(2).split(2, buffer=4)
+    slow, fast = left.batch(16, name="slow"), right.for_each(lambda item: item, name="fast")
+    plan = flow.union_async([slow.for_each(len), fast])
+    outputs = []
+    for item in plan:
+        outputs.append(item)
+        assert plan.statistics()["split"].queue <= 4
+    assert [item for item in outputs if isinstance(item, int)] == [16] * 5
+    assert len([item for item in outputs if not isinstance(item, int)]) == 80
+
+
+def test_7_a_branch_that_ended_holds_nobody_up(engine: rs.Engine) -> None:
+    left, right = scripted(engine, list(range(50))).gather_async().split(2, buffer=2)
+    plan = flow.union_async([left.take(3).for_each(lambda x: "left"), right])
+    outputs = list(plan)
+    assert outputs.count("left") == 3
+    assert [item for item in outputs if item != "left"] == list(range(50))
+
+
+def test_7_a_union_with_credits_over_one_split_is_refused() -> None:
+    left, right = flow.from_items([1, 2]).split(2)
+    with pytest.raises(rs.PlanError, match=r"split at .*test_contract.py:\d+\) could block itself.*union_async"):
+        flow.union([left.batch(2), right.for_each(str)])
+
+
+def test_7_branches_can_be_iterated_by_hand(engine: rs.Engine) -> None:
+    left, right = scripted(engine, [1, 2, 3]).gather_async().split(2, buffer=3)
+    assert [next(left), next(right), next(left), next(left)] == [1, 1, 2, 3]
+    assert list(right) == [2, 3]
+    assert list(left) == []
+
+
+def test_7_a_buffer_nobody_empties_is_named(engine: rs.Engine) -> None:
+    left, _ = scripted(engine, list(range(9))).gather_async().split(2, buffer=4, name="fork")
+    assert [next(left) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(rs.Deadlock, match=r"fork \(.*test_contract.py:\d+\) holds 4 of 4 items for branch 1"):
+        next(left)
+
+
+def test_7_a_reply_that_never_comes_is_named(engine: rs.Engine) -> None:
+    plan = scripted(engine, [1, Pause(), 2]).gather_async()
+    assert next(plan) == 1
+    with pytest.raises(rs.Deadlock, match=r"gather_async waits for a deferred reply of ScriptedSource"):
+        next(plan)
+
+
+def test_7_a_limiter_that_admits_nothing_is_named(engine: rs.Engine) -> None:
+    inserts = scripted(engine, [1, Pause()]).gather_async()
+    inserts, samples = flow.limit_ratio(inserts, flow.from_items([1]), 1, min_size=5)
+    plan = flow.union_async([inserts, samples])
+    assert next(plan) == 1
+    with pytest.raises(rs.Deadlock, match=r"limit_ratio.samples .* withholds samples: 1 inserts and 0 samples"):
+        next(plan)
+
+
+# 8. A learner is a node
+
+
+class Learner:
+    def __init__(self, *, context: ActorContext):
+        self.index = context.index
+        self.running = 0
+
+    def train(self, item: Any) -> tuple[int, Any]:
+        return self.index, item
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_8_via_keeps_order_and_deals_items_in_turn(engine: rs.Engine, in_flight: int) -> None:
+    learners = engine.spawn(Learner, count=3)
+    results = list(scripted(engine, list(range(10))).gather_async().via(learners, "train", in_flight=in_flight))
+    assert results == [(index % 3, index) for index in range(10)]
+
+
+def test_8_via_keeps_at_most_so_many_in_flight(engine: rs.Engine) -> None:
+    [learner] = engine.spawn(Learner)
+    pulled = 0
+
+    def count(item: int) -> int:
+        nonlocal pulled
+        pulled += 1
+        return item
+
+    plan = flow.from_items(range(50)).for_each(count).via(learner, "train", in_flight=3)
+    for given, _ in enumerate(plan):
+        assert pulled - given <= 3
+
+
+def test_8_one_engine_per_flow(engine: rs.Engine) -> None:
+    with rs.engine("inline") as other:
+        [learner] = other.spawn(Learner)
+        items = scripted(engine, [1]).gather_async()
+        with pytest.raises(rs.PlanError, match="one engine"):
+            items.via(learner, "train")
+
+
+# 9. Provenance
+
+
+def test_9_provenance_travels_with_the_item(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (6,), count=2, name="worker")
+    plan = flow.from_actors(workers, "sample").gather_async(2).for_each(lambda x: x).zip_with_source()
+    for item, provenance in plan:
+        assert provenance.sources == (f"worker[{item['shard']}]",)
+        assert provenance.sequence == item["count"] - 1
+        assert provenance.total("steps") == 10
+
+
+def test_9_flatten_copies_and_batch_merges(engine: rs.Engine) -> None:
+    items = scripted(engine, [["a", "b"], ["c"], ["d"]]).gather_async().flatten()
+    flat = [(item, provenance.sequence) for item, provenance in items.zip_with_source()]
+    assert flat == [("a", 0), ("b", 0), ("c", 1), ("d", 2)]
+
+    workers = engine.spawn(Worker, (4,), count=2, name="worker")
+    [(_, provenance)] = flow.from_actors(workers, "sample").gather_async().batch(8).zip_with_source()
+    assert {span.source: (span.first, span.last, span.count) for span in provenance.spans} == {
+        "worker[0]": (0, 3, 4),
+        "worker[1]": (0, 3, 4),
+    }
+    assert provenance.total("steps") == 80
+    assert provenance.least("version") == provenance.most("version") == 0
+    assert provenance.least("colour") is None
+
+
+def test_9_combine_merges_all_inputs_since_its_last_output(engine: rs.Engine) -> None:
+    kept: list[Any] = []
+
+    def three(item: Any) -> list[list[Any]]:
+        kept.append(item)
+        return [list(kept)] if len(kept) % 3 == 0 else []
+
+    plan = scripted(engine, list("abcdef")).gather_async().combine(three).zip_with_source()
+    spans = [(provenance.spans[0].first, provenance.spans[0].last) for _, provenance in plan]
+    assert spans == [(0, 2), (3, 5)]
+
+
+def test_9_elements_of_a_row_keep_their_own_source(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (3,), count=2, name="worker")
+    plan = flow.from_actors(workers, "sample").gather_sync().flatten().zip_with_source()
+    assert [(item["shard"], provenance.sources) for item, provenance in plan] == [
+        (0, ("worker[0]",)),
+        (1, ("worker[1]",)),
+    ] * 3
+
+
+def test_9_copies_of_an_item_count_once(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (2,), name="worker")
+    twice = flow.from_actors(workers, "sample").gather_async().combine(lambda item: [item, item])
+    [(_, provenance)] = twice.batch(4).zip_with_source()
+    assert provenance.total("steps") == 20
+    assert provenance.spans[0].count == 2
+
+
+class AddVersion:
+    """A shard-side operator that reaches its worker's own instance: what ComputeGradients does."""
+
+    def __call__(self, item: dict[str, int], context: Context) -> tuple[int, int, str]:
+        assert isinstance(context.instance, Worker)
+        return item["count"], context.instance.count, context.node
+
+
+def test_9_a_context_is_given_to_who_asks(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (2,), count=2)
+    plan = flow.from_actors(workers, "sample").for_each(AddVersion()).gather_sync().flatten()
+    assert list(plan) == [(1, 1, "AddVersion"), (1, 1, "AddVersion"), (2, 2, "AddVersion"), (2, 2, "AddVersion")]
+
+
+def test_9_an_operator_may_add_to_the_provenance(engine: rs.Engine) -> None:
+    def note(item: Any, context: Context) -> Any:
+        context.note(loss=float(item))
+        return item
+
+    plan = scripted(engine, [1, 2, 3]).for_each(note).gather_async().batch(3).zip_with_source()
+    [(_, provenance)] = plan
+    assert isinstance(provenance, Provenance)
+    assert (provenance.total("loss"), provenance.least("loss"), provenance.most("loss")) == (6, 1, 3)
+
+
+# 10. "Not ready" is control flow
+
+
+def test_10_no_operator_ever_sees_not_ready(engine: rs.Engine) -> None:
+    seen: list[Any] = []
+    sources = engine.spawn(ScriptedSource, ([[1, Pause(), 2], [3, 4, 5]],), count=2)
+    stream = flow.from_actors(sources, "next").gather_async().for_each(lambda x: seen.append(x) or x)
+    left, right = stream.split(2, buffer=2)
+
+    def resume(item: int) -> int:
+        if item == 5:
+            sources[0].send("resume")
+        return item
+
+    plan = flow.union_async([left.batch(5).flatten(), right.for_each(resume)])
+    outputs = list(plan)
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+    assert sorted(outputs) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+# 11. Errors
+
+
+def boom(item: int) -> int:
+    if item == 2:
+        raise ValueError("two is too many")
+    return item
+
+
+BOOM_LINE = boom.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("where", ["source", "shard", "driver", "via"])
+def test_11_errors_name_operator_line_shard_and_cause(make_engine: MakeEngine, where: str) -> None:
+    class Trainer:
+        def train(self, item: int) -> int:
+            return boom(item)
+
+    with make_engine() as engine:
+        script = [1, Fail(ValueError("two is too many")), 3] if where == "source" else [1, 2, 3]
+        sources = engine.spawn(ScriptedSource, ([script],), name="worker")
+        items = flow.from_actors(sources, "next", name="rollouts")
+        plan = {
+            "source": lambda: items.gather_async(),
+            "shard": lambda: items.for_each(boom).gather_async(),
+            "driver": lambda: items.gather_async().for_each(boom),
+            "via": lambda: items.gather_async().via(engine.spawn(Trainer, name="learner"), "train", name="boom"),
+        }[where]()
+        assert next(plan) == 1
+        with pytest.raises(rs.OperatorError) as caught:
+            next(plan)
+        operator = "rollouts" if where == "source" else "boom"
+        shard = {"via": "learner", "driver": None}.get(where, "worker")
+        message = str(caught.value)
+        assert (caught.value.operator, caught.value.shard) == (operator, shard)
+        assert "test_contract.py" in caught.value.location
+        assert message.startswith(f"{operator} ({caught.value.location})")
+        assert "ValueError: two is too many" in message
+        if where != "source":
+            assert f"test_contract.py\", line {BOOM_LINE}, in boom" in message
+            assert isinstance(caught.value.original, ValueError)
+        assert next(plan, "over") == "over", "the first error stops the flow"
+
+
+def test_11_the_line_is_the_plans_own(engine: rs.Engine) -> None:
+    def plan() -> flow.Iter[int]:
+        return (
+            scripted(engine, [2])
+            .gather_async()
+            .for_each(boom)  # this line
+        )
+
+    with pytest.raises(rs.OperatorError) as caught:
+        list(plan())
+    # The line where the chained expression calls it.
+    assert caught.value.location.endswith(f"test_contract.py:{plan.__code__.co_firstlineno + 4}")
+
+
+# 13. State
+
+
+def test_13_a_snapshot_keeps_items_in_flight(make_engine: MakeEngine) -> None:
+    def build(engine: rs.Engine) -> flow.Iter[Any]:
+        shards = scripted(engine, list(range(0, 10)), list(range(10, 20)))
+        return shards.filter(lambda x: x % 5).batch(2).gather_async(3).flatten().prefetch(2).batch(3)
+
+    for position in range(6):
+        with make_engine() as engine:
+            plan = build(engine)
+            before = [next(plan) for _ in range(position)]
+            state = plan.state_dict()
+            rest = list(plan)
+        with make_engine() as engine:
+            plan = build(engine)
+            plan.load_state_dict(state)
+            resumed = list(plan)
+        everything = [item for part in before + resumed for item in part]
+        assert sorted(everything) == [x for x in range(20) if x % 5]
+        for shard in (range(0, 10), range(10, 20)):
+            assert [x for x in everything if x in shard] == [x for x in shard if x % 5]
+        if engine.name == "inline":
+            assert resumed == rest
+
+
+def test_13_actors_are_asked_for_their_state(make_engine: MakeEngine) -> None:
+    def build(engine: rs.Engine) -> tuple[Any, flow.Iter[int]]:
+        sources = engine.spawn(ScriptedSource, ([[1, 2, 3, 4]],), name="source")
+        [aside] = engine.spawn(ScriptedSource, ([[]],), name="aside")
+        return aside, flow.from_actors(sources, "next").gather_async().for_each(lambda x: aside.send("tell", x) or x)
+
+    with make_engine() as engine:
+        _, plan = build(engine)
+        assert [next(plan), next(plan)] == [1, 2]
+        state = plan.state_dict()
+    with make_engine() as engine:
+        aside, plan = build(engine)
+        plan.load_state_dict(state)
+        assert list(plan) == [3, 4]
+        assert aside.call("heard").result() == [1, 2, 3, 4]
+
+
+def test_13_a_state_of_another_plan_is_refused(engine: rs.Engine) -> None:
+    state = flow.from_items([1, 2]).for_each(str).state_dict()
+    with pytest.raises(rs.StateError, match="another plan.*saved but not here: chain of str.*here but not saved"):
+        flow.from_items([1, 2]).for_each(int).load_state_dict(state)
+    started = flow.from_items([1, 2]).for_each(str)
+    next(started)
+    with pytest.raises(rs.StateError, match="fresh flow"):
+        started.load_state_dict(state)
+    with pytest.raises(rs.StateError, match="format"):
+        flow.from_items([1, 2]).for_each(str).load_state_dict({**state, "format": 99})
+
+
+def test_13_a_snapshot_inside_an_operator_is_refused() -> None:
+    plan = flow.from_items([1]).for_each(lambda x: plan.state_dict())
+    with pytest.raises(rs.OperatorError, match="between two items"):
+        next(plan)
+
+
+# 14. Statistics: tests/test_statistics.py
+
+
+# Misuse
+
+
+def test_misuse_is_caught_when_the_plan_is_built(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, count=2)
+    shards = flow.from_actors(workers, "sample")
+    with pytest.raises(rs.PlanError, match=r"cannot be iterated.*gather_sync"):
+        iter(shards)
+    with pytest.raises(rs.PlanError, match="num_async=0"):
+        shards.gather_async(0)
+    with pytest.raises(rs.PlanError, match="1 weights for 2 streams"):
+        flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1])
+    with pytest.raises(rs.PlanError, match="whole numbers"):
+        flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1, 0.5])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(rs.PlanError, match="at least 1"):
+        flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1, 0])
+    with pytest.raises(rs.PlanError, match="output"):
+        flow.union_async([flow.from_items([1])], output=[1])
+    with pytest.raises(rs.EngineError, match=r"no method 'smple'; it has: .*sample"):
+        flow.from_actors(workers, "smple")
+    with pytest.raises(rs.PlanError, match="at least one actor"):
+        flow.from_actors([], "sample")
+    for build in (
+        lambda s: s.batch(0),
+        lambda s: s.take(-1),
+        lambda s: s.prefetch(0),
+        lambda s: s.split(1),
+        lambda s: s.split(2, buffer=0),
+        lambda s: s.via(workers, "sample", in_flight=0),
+        lambda s: s.max_staleness(-1, newest=lambda: 0),
+        lambda s: flow.limit_ratio(s, flow.from_items([1]), 2, error_buffer=1),
+        lambda s: flow.limit_ratio(s, flow.from_items([1]), 0),
+    ):
+        with pytest.raises(rs.PlanError):
+            build(flow.from_items([1]))
+    with rs.engine("inline") as closed:
+        gone = closed.spawn(Worker)
+    with pytest.raises(rs.PlanError, match="ended with its engine"):
+        flow.from_actors(gone, "sample")
+
+
+def test_a_flow_cannot_be_pulled_from_inside_itself() -> None:
+    plan = flow.from_items([1, 2]).for_each(lambda x: next(plan))
+    with pytest.raises(rs.OperatorError, match="inside one of its own operators"):
+        next(plan)
