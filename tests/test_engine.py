@@ -195,7 +195,7 @@ class DropsSends(InlineEngine):
 
 
 class HoldsSends(InlineEngine):
-    """Handles sends when the next call comes."""
+    """Handles sends when the next call comes, or at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,6 +212,9 @@ class HoldsSends(InlineEngine):
         while self.held:
             super()._deliver(*self.held.pop(0))
 
+    def _drain(self) -> None:
+        self.release()
+
 
 class DropsSendsAtTheEnd(HoldsSends):
     def _drain(self) -> None:
@@ -223,9 +226,6 @@ class Reorders(HoldsSends):
         self.held.reverse()
         super().release()
 
-    def _drain(self) -> None:
-        self.release()
-
 
 class LetsCallsOvertakeSends(HoldsSends):
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
@@ -234,9 +234,6 @@ class LetsCallsOvertakeSends(HoldsSends):
         self.held += held
         if message.future is not None:
             self.release()
-
-    def _drain(self) -> None:
-        self.release()
 
 
 class SwallowsFailures(InlineEngine):

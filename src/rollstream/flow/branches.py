@@ -183,7 +183,7 @@ class Union(Node):
 
     def bound(self) -> str:
         """The weights."""
-        return f"weights={self.weights}"
+        return f"weights={self.weights}{_given(self)}"
 
 
 class UnionAsync(Node):
@@ -241,6 +241,10 @@ class UnionAsync(Node):
         if any(self._branches):
             order.sort(key=lambda index: -max((b.backlog() for b in self._branches[index]), default=0))
         return order
+
+    def bound(self) -> str:
+        """Which streams it gives, if not all."""
+        return _given(self).lstrip(", ")
 
     def start(self) -> None:
         """Every stream that has not ended."""
@@ -426,3 +430,8 @@ class Limit(Node):
             self.limiter.inserts, self.limiter.asked = state["inserts"], state["asked"]
         else:
             self.limiter.samples = state["samples"]
+
+
+def _given(union: Union | UnionAsync) -> str:
+    everything = len(union.output) == len(union.upstreams)
+    return "" if everything else f", output={sorted(union.output)}"

@@ -13,7 +13,7 @@ from rollstream.flow.actors import Gather, Via
 from rollstream.flow.branches import Branch, Limit
 from rollstream.flow.node import Chain, Node, ancestors
 from rollstream.flow.runtime import name_nodes, operators
-from rollstream.flow.statistics import DRIVER, place_of
+from rollstream.flow.statistics import DRIVER, family, place_of
 from rollstream.flow.stream import Iter
 
 EdgeKind: TypeAlias = Literal["sync", "async", "message", "limit"]
@@ -81,7 +81,7 @@ def graph(stream: Iter[Any]) -> Graph:
     drawn = [item for node in nodes for item in _drawn(node)]
     edges = [edge for node in nodes for edge in _edges(node)]
     extra, messages = _messages(nodes)
-    return Graph(tuple([*drawn, *extra]), tuple([*edges, *_couplings(nodes), *messages]))
+    return Graph((*drawn, *extra), (*edges, *_couplings(nodes), *messages))
 
 
 def _drawn(node: Node) -> Iterator[GraphNode]:
@@ -126,23 +126,25 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         if isinstance(node, Gather):
             homes.update((port.actor.name, node.plan.name) for port in node.ports)
         elif isinstance(node, Via):
-            homes.update((actor.name, node.name) for actor in node.actors)
-    extra: dict[str, GraphNode] = {}
-    edges: dict[GraphEdge, None] = {}
-    for node in nodes:
-        stages = (
-            node.plan.stages if isinstance(node, Gather) else node.stages if isinstance(node, Chain) else []
-        )
-        for stage in stages:
-            strangers = [actor for actor in actors_in(stage.function) if actor.name not in homes]
-            if strangers:
-                place = place_of(strangers)
-                extra[place] = GraphNode(place, "actor", place, len(strangers), "", "")
-                edges[GraphEdge(stage.name, place, "message")] = None
-            for actor in actors_in(stage.function):
-                if actor.name in homes:
-                    edges[GraphEdge(stage.name, homes[actor.name], "message")] = None
-    return list(extra.values()), list(edges)
+            for actor in node.actors:
+                homes.setdefault(actor.name, node.name)
+    held = {
+        stage.name: actors_in(stage.function)
+        for node in nodes
+        for stage in (node.plan.stages if isinstance(node, Gather) else getattr(node, "stages", ()))
+    }
+    strangers: dict[str, dict[str, Actor[Any]]] = {}
+    for actor in (actor for actors in held.values() for actor in actors if actor.name not in homes):
+        strangers.setdefault(family(actor), {})[actor.name] = actor
+    taken = {operator.name for node in nodes for operator in operators(node)}
+    extra: list[GraphNode] = []
+    for actors in strangers.values():
+        place = place_of(list(actors.values()))
+        name = f"{place} (actor)" if place in taken else place
+        homes.update(dict.fromkeys(actors, name))
+        extra.append(GraphNode(name, "actor", place, len(actors), "", ""))
+    edges = [GraphEdge(stage, homes[actor.name], "message") for stage, actors in held.items() for actor in actors]
+    return extra, list(dict.fromkeys(edges))
 
 
 def actors_in(thing: Any, depth: int = 3) -> list[Actor[Any]]:

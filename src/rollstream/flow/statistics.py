@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from rollstream.engine import Actor
 from rollstream.flow.actors import Gather, Via
 from rollstream.flow.node import Chain, Node
 from rollstream.flow.runtime import Flow
@@ -95,14 +96,19 @@ def statistics_of(flow: Flow) -> Statistics:
     return Statistics(end - flow.started if flow.started else 0.0, tuple(rows))
 
 
-def place_of(actors: list[Any]) -> str:
+def place_of(actors: list[Actor[Any]]) -> str:
     """`worker[0..3]` for four workers, a name for one actor, names for a few of several kinds."""
     names = [actor.name for actor in actors]
-    bases = {name.partition("[")[0] for name in names}
+    bases = {family(actor) for actor in actors}
     indices = [actor.index for actor in actors]
     if len(names) > 1 and len(bases) == 1 and indices == list(range(indices[0], indices[-1] + 1)):
         return f"{bases.pop()}[{indices[0]}..{indices[-1]}]"
     return ", ".join(names)
+
+
+def family(actor: Actor[Any]) -> str:
+    """The name that actors spawned together share."""
+    return actor.name.partition("[")[0]
 
 
 def _rows(node: Node) -> list[NodeStatistics]:

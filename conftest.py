@@ -1,0 +1,93 @@
+"""What every test shares: nothing may leak, documents are run, and random examples are the same each time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+pytest.register_assert_rewrite("rollstream.testing")
+
+settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+settings.load_profile("deterministic")
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/*.md"],
+    fixtures=["no_leaks"],
+).pytest()
+
+PATIENCE = 5.0
+"""Seconds that threads which are ending may take after a test."""
+
+
+def pytest_sessionstart() -> None:
+    """Start the one helper process of shared memory now: it lives on, and is no test's leak."""
+    if sys.platform == "linux":
+        resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves a thread, a process, a file descriptor or shared memory behind."""
+    threads, before = _threads(), _held()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    for thread in _threads() - threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if _leaks(before):
+        gc.collect()  # something in a cycle is late, not lost
+    if leaks := _leaks(before):
+        pytest.fail(f"the test leaked {', '.join(leaks)}", pytrace=False)
+
+
+def _threads() -> set[threading.Thread]:
+    """Threads made in Python; a dummy stands for one that a library made, and cannot be joined."""
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+def _leaks(before: dict[object, str]) -> list[str]:
+    after = {key: what for key, what in _held().items() if key not in before}
+    return sorted(
+        what for key, what in after.items() if not (isinstance(key, Path) and _mapped_elsewhere(key))
+    )
+
+
+def _held() -> dict[object, str]:
+    """What this process holds, by identity, in words; outside Linux its threads only."""
+    held: dict[object, str] = {thread: f"thread {thread.name!r}" for thread in _threads()}
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in _read(children).split():
+            command = _read(Path("/proc", pid, "cmdline")).replace("\0", " ").strip()
+            held["process", pid] = f"process {pid} ({command or 'ended, but not waited for'})"
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # the one that lists the folder is closed by now
+            target = os.readlink(descriptor).removesuffix(" (deleted)")
+            held["file descriptor", descriptor.name, target] = f"file descriptor {descriptor.name} ({target})"
+    for segment in Path("/dev/shm").glob("*"):
+        held[segment] = f"shared memory {segment}"
+    return held
+
+
+def _mapped_elsewhere(segment: Path) -> bool:
+    """Whether another process uses a segment: /dev/shm belongs to the whole machine."""
+    others = (maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(os.getpid()))
+    return any(str(segment) in _read(maps) for maps in others)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # the process has ended, or is not ours to look at
+        return ""
