@@ -31,6 +31,9 @@ pytest_collect_file = Sybil(
 PATIENCE = 5.0
 """Seconds that threads which are ending may take after a test."""
 
+SEGMENTS = Path("/dev/shm")
+"""Where Linux shows shared memory."""
+
 
 def pytest_sessionstart() -> None:
     """Start the one helper process of shared memory now: it lives on, and is no test's leak."""
@@ -75,13 +78,15 @@ def _held() -> dict[object, str]:
         with suppress(OSError):  # the one that lists the folder is closed by now
             target = os.readlink(descriptor).removesuffix(" (deleted)")
             held["file descriptor", descriptor.name, target] = f"file descriptor {descriptor.name} ({target})"
-    for segment in Path("/dev/shm").glob("*"):
-        held[segment] = f"shared memory {segment}"
+    for segment in SEGMENTS.glob("*"):
+        with suppress(OSError):  # gone again
+            if segment.stat().st_uid == os.getuid():
+                held[segment] = f"shared memory {segment}"
     return held
 
 
 def _mapped_elsewhere(segment: Path) -> bool:
-    """Whether another process uses a segment: /dev/shm belongs to the whole machine."""
+    """Whether another process uses a segment: the whole machine shares one folder of them."""
     others = (maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(os.getpid()))
     return any(str(segment) in _read(maps) for maps in others)
 

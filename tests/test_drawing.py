@@ -195,7 +195,7 @@ def test_a_limiter_and_messages_as_text() -> None:
     assert details["limit_ratio.inserts"].endswith("8 samples an insert, at least 10 · ⇄ limit_ratio.samples")
     assert details["limit_ratio.samples"].endswith("⇄ limit_ratio.inserts")
     assert details["StoreToBuffer"].endswith("⇢ Replay.sample")
-    assert lines[lines.index("● union_async") - 1] == "├┈┈╯"
+    assert lines[lines.index("● union_async              output=[1]") - 1] == "├┈┈╯"
 
 
 def test_a_lane_is_crossed_not_cut() -> None:

@@ -79,7 +79,7 @@ def ParallelReplay(replay: list[Actor[Any]]) -> ParIter[Rollout]:  # noqa: N802
     return flow.from_actors(replay, "replay", name="ParallelReplay")
 
 
-def ReportMetrics(stream: Iter[Any], workers: list[Actor[Any]]) -> Iter[Metrics]:  # noqa: N802, ARG001
+def ReportMetrics(stream: Iter[Any], workers: list[Actor[Any]]) -> Iter[Metrics]:  # noqa: N802
     return stream.for_each(Report(), name="ReportMetrics")
 
 
@@ -210,54 +210,54 @@ MetaUpdate = TrainOneStep
 
 
 def a3c(workers: list[Actor[Any]]) -> Iter[Metrics]:
-    # type: Iter[Gradients]
+    # Iter[Gradients]
     grads = ParallelRollouts(workers).for_each(ComputeGradients()).gather_async()
-    # type: Iter[TrainStats]
+    # Iter[TrainStats]
     apply_op = grads.for_each(ApplyGradients(workers))
-    # type: Iter[Metrics]
+    # Iter[Metrics]
     return ReportMetrics(apply_op, workers)
 
 
 def a2c(workers: list[Actor[Any]]) -> Iter[Metrics]:
-    # type: Iter[Rollout]
+    # Iter[Rollout]
     rollouts = ParallelRollouts(workers).gather_sync().flatten()
-    # type: Iter[TrainStats]
+    # Iter[TrainStats]
     train_op = rollouts.combine(ConcatBatches(4 * STEPS)).for_each(TrainOneStep(workers))
-    # type: Iter[Metrics]
+    # Iter[Metrics]
     return ReportMetrics(train_op, workers)
 
 
 def apex(workers: list[Actor[Any]], replay: list[Actor[Any]], ratio: float) -> Iter[Metrics]:
     train = TrainOneStep(workers)
-    # type: Iter[Rollout], Iter[Rollout]
+    # Iter[Rollout], Iter[Rollout]
     rollouts = ParallelRollouts(workers).gather_async(num_async=2)
     replayed = ParallelReplay(replay).gather_async(num_async=4)
     rollouts, replayed = limit_ratio(rollouts, replayed, ratio, min_size=10)
-    # type: Iter[_]
+    # Iter[_]
     store_op = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers, train))
-    # type: Iter[TrainStats]
+    # Iter[TrainStats]
     replay_op = replayed.for_each(UpdatePriorities(replay)).for_each(train)
-    # type: Iter[Metrics]
+    # Iter[Metrics]
     return ReportMetrics(union_async([store_op, replay_op], output=[1]), workers)
 
 
 def twin(workers: list[Actor[Any]]) -> Iter[Metrics]:
-    # type: Iter[Rollout], Iter[Rollout]
+    # Iter[Rollout], Iter[Rollout]
     r1, r2 = ParallelRollouts(workers).gather_async().split(2, buffer=4)
-    # type: Iter[TrainStats], Iter[TrainStats]
+    # Iter[TrainStats], Iter[TrainStats]
     ppo_op = r1.combine(ConcatBatches(16 * STEPS)).for_each(lambda batch: ("PPO", len(batch)))
     dqn_op = r2.for_each(lambda rollout: ("DQN", 1))
-    # type: Iter[Metrics]
+    # Iter[Metrics]
     return ReportMetrics(union_async([ppo_op, dqn_op]), workers)
 
 
 def maml(workers: list[Actor[Any]]) -> Iter[Metrics]:
-    # type: Iter[List[Rollouts]]
+    # Iter[List[Rollouts]]
     rollouts = ParallelRollouts(workers).gather_sync()
     # Loop until inner adaptation is done, then the meta-update step
     adapt_op = rollouts.combine(InnerAdapt(workers, steps=5))
     train_op = adapt_op.for_each(MetaUpdate(workers))
-    # type: Iter[Metrics]
+    # Iter[Metrics]
     return ReportMetrics(train_op, workers)
 
 
@@ -290,8 +290,8 @@ def test_listing_3_apex(engine: rs.Engine, ratio: float) -> None:
     """From empty replay, at the ratio asked for; every sample's priorities come back."""
     workers = engine.spawn(RolloutActor, count=3, name="worker")
     replay = engine.spawn(ReplayActor, count=2, name="replay")
-    plan = apex(workers, replay, ratio)
-    for metrics in plan.take(200):
+    metrics: Metrics = {}
+    for metrics in apex(workers, replay, ratio).take(200):
         counts = [actor.call("counts").result() for actor in replay]
         inserts, samples, updates = (sum(column) for column in zip(*counts, strict=True))
         assert abs(samples - ratio * (inserts - 10)) <= 2 * max(1, ratio)

@@ -1,4 +1,4 @@
-"""Random graphs over scripted sources, under every order of events: nothing lost, nothing twice, every bound kept."""
+"""Random graphs under every order of events: nothing lost, nothing twice, every bound kept."""
 
 import json
 from collections import Counter
@@ -103,7 +103,9 @@ def streams(asynchronous: bool) -> st.SearchStrategy[Any]:
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         extended = [
             st.tuples(st.just("chain"), inner, operators(asynchronous)),
-            st.tuples(st.just("union"), st.lists(st.tuples(inner, st.integers(1, 3)), min_size=1, max_size=2)),
+            st.tuples(
+                st.just("union"), st.lists(st.tuples(inner, st.integers(1, 3)), min_size=1, max_size=2)
+            ),
         ]
         if asynchronous:
             branches = st.lists(operators(asynchronous), min_size=2, max_size=3)
@@ -167,7 +169,9 @@ class Build:
         stream, expected = self.stream(inner)
         parts = [
             self._operate(branch.for_each(Tag(str(index))), tagged(expected, str(index)), ops)
-            for index, (branch, ops) in enumerate(zip(stream.split(len(branches), buffer), branches, strict=True))
+            for index, (branch, ops) in enumerate(
+                zip(stream.split(len(branches), buffer), branches, strict=True)
+            )
         ]
         return flow.union_async([s for s, _ in parts]), sum((e for _, e in parts), Counter())
 
@@ -244,7 +248,9 @@ def test_a_snapshot_anywhere_gives_the_same_remaining_items(spec: Any, seed: int
         before = [item for _, item in zip(range(stop), plan, strict=False)]
         state = json.loads(json.dumps(plan.state_dict()))
         rest = list(plan)
-        assert Counter((value, path) for value, path in before + rest) == expected, "a snapshot disturbed the flow"
+        assert Counter((value, path) for value, path in before + rest) == expected, (
+            "a snapshot disturbed the flow"
+        )
     with ChaosEngine(seed + 1) as engine:
         plan, _ = Build(engine).stream(spec)
         plan.load_state_dict(state)
@@ -286,7 +292,9 @@ def test_random_graphs_on_real_threads(spec: Any) -> None:
 
 
 def twin(engine: rs.Engine) -> flow.Iter[Any]:
-    actors = engine.spawn(ScriptedSource, ([[[i, ""] for i in range(24)], [[SHARD + i, ""] for i in range(8)]],), count=2)
+    actors = engine.spawn(
+        ScriptedSource, ([[[i, ""] for i in range(24)], [[SHARD + i, ""] for i in range(8)]],), count=2
+    )
     left, right = flow.from_actors(actors, "next").gather_async(2).split(2, buffer=4)
     slow = left.for_each(Tag("l")).combine(Regroup(16))
     return flow.union_async([slow, right.for_each(Tag("r"))])

@@ -315,6 +315,14 @@ class Engine(ABC):
             if self._outstanding == 0:
                 self._wake(told)
 
+    def _end(self, actor: Actor[Any]) -> None:
+        """Let an instance go; what its `close` raises is kept like the error of a message."""
+        try:
+            actor.cell.end()
+        except Exception as error:
+            error.add_note(f"raised by {actor.name}.close")
+            self.failures.append(error)
+
     def _wake(self, told: Sink | None = None) -> None:
         for sink in self._sinks:
             if sink is not told:

@@ -81,4 +81,4 @@ class InlineEngine(Engine):
 
     def _stop(self) -> None:
         for actor in self.actors.values():
-            actor.cell.end()
+            self._end(actor)

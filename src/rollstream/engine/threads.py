@@ -87,8 +87,7 @@ class ThreadsEngine(Engine):
             thread.start()
         errors = [error for error in [started.get() for _ in actors] if error is not None]
         if errors:
-            for actor in actors:
-                self._end(actor)
+            self._join(actors)
             raise errors[0]
         return actors
 
@@ -104,7 +103,7 @@ class ThreadsEngine(Engine):
                 self._refuse(message)
             else:
                 self._handle(actor, message)
-        actor.cell.end()
+        self._end(actor)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         actor.mailbox.put(message)
@@ -121,11 +120,10 @@ class ThreadsEngine(Engine):
     def _stop(self) -> None:
         if self._tasks is not None:
             self._tasks.shutdown(cancel_futures=True)
-        for actor in self.actors.values():
-            actor.mailbox.put(None)
-        for actor in self.actors.values():
-            self._end(actor)
+        self._join(list(self.actors.values()))
 
-    def _end(self, actor: Actor[Any]) -> None:
-        actor.mailbox.put(None)
-        self._threads[actor.name].join()
+    def _join(self, actors: list[Actor[Any]]) -> None:
+        for actor in actors:
+            actor.mailbox.put(None)
+        for actor in actors:
+            self._threads[actor.name].join()

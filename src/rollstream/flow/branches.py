@@ -409,8 +409,8 @@ class Limit(Node):
             return None
         kind = "inserts" if self.inserts else "samples"
         return (
-            f"{self.name} ({self.location}) withholds {kind}: {limiter.inserts} inserts and {limiter.samples} "
-            f"samples so far, {self.bound()}"
+            f"{self.name} ({self.location}) withholds {kind}: {limiter.inserts} inserts and "
+            f"{limiter.samples} samples so far, {self.bound()}"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -143,7 +143,9 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         name = f"{place} (actor)" if place in taken else place
         homes.update(dict.fromkeys(actors, name))
         extra.append(GraphNode(name, "actor", place, len(actors), "", ""))
-    edges = [GraphEdge(stage, homes[actor.name], "message") for stage, actors in held.items() for actor in actors]
+    edges = [
+        GraphEdge(stage, homes[actor.name], "message") for stage, actors in held.items() for actor in actors
+    ]
     return extra, list(dict.fromkeys(edges))
 
 

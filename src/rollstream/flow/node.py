@@ -156,9 +156,10 @@ class Chain(Node):
         while True:
             if stack:
                 index = stack[-1]
-                out = stages[index].out
-                value, origin = out.popleft()
-                if not out:
+                stage = stages[index]
+                value, origin = stage.out.popleft()
+                stage.items += 1
+                if not stage.out:
                     stack.pop()
                 index += 1
             elif self.flushing is not None:
@@ -214,7 +215,6 @@ class Chain(Node):
             self.flushing += 1
             if (packet := stage.flush()) is not None:
                 stage.out.append(packet)
-                stage.items += 1
                 self.stack.append(index)
                 return True
         return False

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Span:
     """Items `first` to `last` of one source, `count` of them."""
 
     source: str
@@ -59,7 +60,8 @@ class Provenance:
         return self.notes[note].most if note in self.notes else None
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """The origins of a `gather_sync` row, kept apart so that `flatten` gives each item its own."""
 
     parts: tuple[Origin, ...]
@@ -70,11 +72,11 @@ Origin: TypeAlias = "tuple[str, int, Mapping[str, float] | None] | Provenance | 
 
 def provenance_of(origin: Origin) -> Provenance:
     """The public form of an origin."""
-    if type(origin) is Provenance:
+    if isinstance(origin, Provenance):
         return origin
-    if type(origin) is Row:
+    if isinstance(origin, Row):
         return merged(origin.parts)
-    source, sequence, notes = origin  # pyright: ignore[reportAssignmentType]
+    source, sequence, notes = origin
     tallies = {key: Tally(value, value, value) for key, value in notes.items()} if notes else {}
     return Provenance((Span(source, sequence, sequence, 1),), tallies)
 
@@ -102,7 +104,7 @@ class Merger:
 
     def add(self, origin: Origin) -> None:
         """Take one more input into account."""
-        if type(origin) is Row:
+        if isinstance(origin, Row):
             for part in origin.parts:
                 self.add(part)
             return
@@ -147,12 +149,10 @@ def _add(left: Tally, right: Tally) -> Tally:
 
 def encode(origin: Origin) -> Any:
     """An origin as JSON."""
-    if type(origin) is Provenance:
-        return {
-            "spans": [list(span) for span in origin.spans],
-            "notes": {k: list(t) for k, t in origin.notes.items()},
-        }
-    if type(origin) is Row:
+    if isinstance(origin, Provenance):
+        spans = [[span.source, span.first, span.last, span.count] for span in origin.spans]
+        return {"spans": spans, "notes": {key: list(tally) for key, tally in origin.notes.items()}}
+    if isinstance(origin, Row):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)
 

@@ -18,7 +18,7 @@ from rollstream.flow.stages import Context, Packet, Stage
 ITEM, END = 0, 1
 Meters: TypeAlias = list[float]
 Reply: TypeAlias = tuple[int, Any, Any, Meters, list[tuple[str, float, float]] | None]
-"""`ITEM` or `END`, a value, its origin, the counters of every operator on the shard, and spans for a trace."""
+"""`ITEM` or `END`, a value, its origin, the counters of every operator, and spans for a trace."""
 
 
 @dataclass
@@ -107,8 +107,8 @@ class SpanList:
     def __init__(self) -> None:
         self.spans: list[tuple[str, float, float]] = []
 
-    def span(self, _: str | None, name: str, start: float, end: float) -> None:
-        """One operator on one item."""
+    def span(self, place: str | None, name: str, start: float, end: float) -> None:  # noqa: ARG002
+        """One operator on one item; the place is known where the reply goes."""
         self.spans.append((name, start, end))
 
     def take(self) -> list[tuple[str, float, float]]:

@@ -142,7 +142,7 @@ class Flatten(Stage):
     def push(self, value: Iterable[Any], origin: Origin) -> Packet | None:
         """Each element has the item's provenance; those of a `gather_sync` row have their own."""
         elements = list(value)
-        if type(origin) is Row and len(origin.parts) == len(elements):
+        if isinstance(origin, Row) and len(origin.parts) == len(elements):
             self.out.extend(zip(elements, origin.parts, strict=True))
         else:
             self.out.extend((element, origin) for element in elements)
@@ -225,7 +225,6 @@ class Take(Stage):
 
     kind = "take"
     saved = (*Stage.saved, "left")
-    left: int
 
     def __init__(self, name: str, location: str, count: int):
         super().__init__(name, location)
@@ -233,7 +232,7 @@ class Take(Stage):
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself."""
-        self.left -= 1
+        self.left = self.count - self.received
         return value, origin
 
     def bound(self) -> str:

@@ -21,8 +21,8 @@ from rollstream.flow.statistics import Statistics, statistics_of
 from rollstream.flow.trace import Tracer
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
-V = TypeVar("V")
 
 
 class _Stream:
@@ -40,7 +40,7 @@ class _Stream:
         self._consumer = f"{consumer} at {plan_line()}"
 
 
-class ParIter(_Stream, Generic[T]):
+class ParIter(_Stream, Generic[T_co]):
     """A stream sharded over source actors; what is done to it runs on those actors.
 
     Gather it to get at its items: `gather_sync()` in rows, `gather_async()` as they come.
@@ -52,9 +52,9 @@ class ParIter(_Stream, Generic[T]):
         self._plan = plan
 
     @overload
-    def for_each(self, function: Callable[[T], U], *, name: str | None = None) -> ParIter[U]: ...
+    def for_each(self, function: Callable[[T_co], U], *, name: str | None = None) -> ParIter[U]: ...
     @overload
-    def for_each(self, function: Callable[[T, Context], U], *, name: str | None = None) -> ParIter[U]: ...
+    def for_each(self, function: Callable[[T_co, Context], U], *, name: str | None = None) -> ParIter[U]: ...
     def for_each(self, function: Callable[..., U], *, name: str | None = None) -> ParIter[U]:
         """Apply a function to every item, on the item's own actor.
 
@@ -64,14 +64,16 @@ class ParIter(_Stream, Generic[T]):
         return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
 
     @overload
-    def filter(self, function: Callable[[T], object], *, name: str | None = None) -> ParIter[T]: ...
+    def filter(self, function: Callable[[T_co], object], *, name: str | None = None) -> ParIter[T_co]: ...
     @overload
-    def filter(self, function: Callable[[T, Context], object], *, name: str | None = None) -> ParIter[T]: ...
-    def filter(self, function: Callable[..., object], *, name: str | None = None) -> ParIter[T]:
+    def filter(
+        self, function: Callable[[T_co, Context], object], *, name: str | None = None
+    ) -> ParIter[T_co]: ...
+    def filter(self, function: Callable[..., object], *, name: str | None = None) -> ParIter[T_co]:
         """Keep the items for which the function is true."""
         return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
 
-    def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T]]:
+    def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T_co]]:
         """Lists of `size` items of one shard."""
         return self._with(_batch(size, name))
 
@@ -80,21 +82,21 @@ class ParIter(_Stream, Generic[T]):
         return self._with(Flatten(name or "flatten", plan_line()))
 
     @overload
-    def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
+    def combine(self, function: Callable[[T_co], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
     @overload
     def combine(
-        self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None
+        self, function: Callable[[T_co, Context], Iterable[U]], *, name: str | None = None
     ) -> ParIter[U]: ...
     def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
 
-    def gather_sync(self, *, name: str | None = None) -> Iter[list[T]]:
+    def gather_sync(self, *, name: str | None = None) -> Iter[list[T_co]]:
         """Rows of one item a shard. Between two rows no shard runs: a barrier."""
         self._consume("gather_sync")
         return Iter(GatherSync(name or "gather_sync", plan_line(), self._actors, self._plan))
 
-    def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T]:
+    def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
         if num_async < 1:
             raise PlanError(f"num_async={num_async}: each shard needs at least one item in flight")
@@ -106,7 +108,7 @@ class ParIter(_Stream, Generic[T]):
         self._plan.stages.append(stage)
         return ParIter(self._actors, self._plan)
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[T_co]:
         raise PlanError(
             "a ParIter lives on its actors and cannot be iterated here; gather it first: "
             ".gather_sync() for rows, .gather_async() for items as they come"
@@ -116,7 +118,7 @@ class ParIter(_Stream, Generic[T]):
         return f"<ParIter {self._plan.name} on {len(self._actors)} actors>"
 
 
-class Iter(_Stream, Generic[T]):
+class Iter(_Stream, Generic[T_co]):
     """One sequence of items; what is done to it runs where `next` is called. A plain Python iterator.
 
     Nothing runs before the first `next`; closing it, or leaving its `with` block, stops the flow.
@@ -130,9 +132,9 @@ class Iter(_Stream, Generic[T]):
     # Operators ---------------------------------------------------------------------------------
 
     @overload
-    def for_each(self, function: Callable[[T], U], *, name: str | None = None) -> Iter[U]: ...
+    def for_each(self, function: Callable[[T_co], U], *, name: str | None = None) -> Iter[U]: ...
     @overload
-    def for_each(self, function: Callable[[T, Context], U], *, name: str | None = None) -> Iter[U]: ...
+    def for_each(self, function: Callable[[T_co, Context], U], *, name: str | None = None) -> Iter[U]: ...
     def for_each(self, function: Callable[..., U], *, name: str | None = None) -> Iter[U]:
         """Apply a function to every item.
 
@@ -142,14 +144,16 @@ class Iter(_Stream, Generic[T]):
         return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
 
     @overload
-    def filter(self, function: Callable[[T], object], *, name: str | None = None) -> Iter[T]: ...
+    def filter(self, function: Callable[[T_co], object], *, name: str | None = None) -> Iter[T_co]: ...
     @overload
-    def filter(self, function: Callable[[T, Context], object], *, name: str | None = None) -> Iter[T]: ...
-    def filter(self, function: Callable[..., object], *, name: str | None = None) -> Iter[T]:
+    def filter(
+        self, function: Callable[[T_co, Context], object], *, name: str | None = None
+    ) -> Iter[T_co]: ...
+    def filter(self, function: Callable[..., object], *, name: str | None = None) -> Iter[T_co]:
         """Keep the items for which the function is true."""
         return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
 
-    def batch(self, size: int, *, name: str | None = None) -> Iter[list[T]]:
+    def batch(self, size: int, *, name: str | None = None) -> Iter[list[T_co]]:
         """Lists of `size` items; the last one of a stream that ends may be shorter."""
         return self._with(_batch(size, name))
 
@@ -158,32 +162,32 @@ class Iter(_Stream, Generic[T]):
         return self._with(Flatten(name or "flatten", plan_line()))
 
     @overload
-    def combine(self, function: Callable[[T], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
+    def combine(self, function: Callable[[T_co], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
     @overload
     def combine(
-        self, function: Callable[[T, Context], Iterable[U]], *, name: str | None = None
+        self, function: Callable[[T_co, Context], Iterable[U]], *, name: str | None = None
     ) -> Iter[U]: ...
     def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> Iter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
 
-    def take(self, count: int, *, name: str | None = None) -> Iter[T]:
+    def take(self, count: int, *, name: str | None = None) -> Iter[T_co]:
         """The first `count` items, then the end; not one item more is asked for."""
         if count < 0:
             raise PlanError(f"take({count}): the number of items cannot be negative")
         return self._with(Take(name or "take", plan_line(), count))
 
-    def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T, Provenance]]:
+    def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T_co, Provenance]]:
         """Each item with its provenance."""
 
-        def pair(item: T, context: Context) -> tuple[T, Provenance]:
+        def pair(item: T_co, context: Context) -> tuple[T_co, Provenance]:
             return item, context.provenance
 
         return self.for_each(pair, name=name or "zip_with_source")
 
     def max_staleness(
         self, limit: int, newest: Callable[[], float], *, note: str = "version", name: str | None = None
-    ) -> Iter[T]:
+    ) -> Iter[T_co]:
         """Drop, and count as dropped, items made more than `limit` versions before `newest()`.
 
         A source notes the version it used: `context.note(version=...)`. Items without one pass.
@@ -191,7 +195,7 @@ class Iter(_Stream, Generic[T]):
         if limit < 0:
             raise PlanError(f"max_staleness({limit}): the limit cannot be negative")
 
-        def fresh(_: T, context: Context) -> bool:
+        def fresh(_: T_co, context: Context) -> bool:
             version = context.provenance.least(note)
             return version is None or newest() - version <= limit
 
@@ -213,13 +217,13 @@ class Iter(_Stream, Generic[T]):
         name = name or f"{actors[0].cls.__name__}.{method}"
         return self._into(Via(name, plan_line(), self._use("via"), actors, method, in_flight))
 
-    def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T]:
+    def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Pull up to `count` items ahead without waiting for them: what is upstream goes on meanwhile."""
         if count < 1:
             raise PlanError(f"prefetch({count}): pull at least one item ahead")
         return self._into(Prefetch(name or "prefetch", plan_line(), self._use("prefetch"), count))
 
-    def split(self, n: int = 2, buffer: int = 16, *, name: str | None = None) -> tuple[Iter[T], ...]:
+    def split(self, n: int = 2, buffer: int = 16, *, name: str | None = None) -> tuple[Iter[T_co], ...]:
         """`n` streams that each get every item, at most `buffer` items apart. Join them by `union_async`."""
         if n < 2 or buffer < 1:
             raise PlanError(f"split({n}, buffer={buffer}): needs at least two branches and room for one item")
@@ -247,10 +251,10 @@ class Iter(_Stream, Generic[T]):
 
     # Running -----------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[T_co]:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         flow = self._node.flow
         if flow is None or self._consumer is not _ITERATION:
             flow = self._begin()
@@ -261,7 +265,7 @@ class Iter(_Stream, Generic[T]):
         if self._node.flow is not None:
             self._node.flow.close()
 
-    def __enter__(self) -> Iter[T]:
+    def __enter__(self) -> Iter[T_co]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,7 +275,7 @@ class Iter(_Stream, Generic[T]):
         """A frozen snapshot of every node's counters; from any thread, while the flow runs."""
         return Statistics(0.0, ()) if self._node.flow is None else statistics_of(self._node.flow)
 
-    def trace(self, path: str | os.PathLike[str]) -> Iter[T]:
+    def trace(self, path: str | os.PathLike[str]) -> Iter[T_co]:
         """Record the run from its start; the file is written when the flow ends. Opens in Perfetto."""
         if self._node.flow is not None:
             raise PlanError("call trace before the first item is asked for")

@@ -1,4 +1,4 @@
-"""An engine for tests: one thread, and a seed that chooses when each message is handled and when its reply is seen."""
+"""An engine for tests: one thread, and a seed that chooses when each message is handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollstream.engine.future import Sink
 
 
 class ChaosEngine(Engine):
-    """Every order of events that real engines could show, one for each seed, and the same again for the same seed.
+    """Orders of events that real engines could show: one for each seed, the same for the same seed.
 
     Messages wait in their actors' mailboxes. Whenever a thread would run beside the driver (a message is
     sent, the driver looks for replies, the driver waits) the seed decides which of them are handled. Replies
@@ -26,15 +26,10 @@ class ChaosEngine(Engine):
         self._random = random.Random(seed)
         self._tasks: deque[Message] = deque()
         self._running: list[str] = []
-        self._unseen = 0
 
     def sink(self) -> Sink:
         """A sink that shows replies late and in any order."""
         return _ChaosSink(self)
-
-    def idle(self) -> bool:
-        """No message to handle."""
-        return super().idle()
 
     def hopeless(self) -> bool:
         """Nothing left to handle."""
@@ -94,7 +89,7 @@ class ChaosEngine(Engine):
 
     def _stop(self) -> None:
         for actor in self.actors.values():
-            actor.cell.end()
+            self._end(actor)
 
 
 class _ChaosSink:
