@@ -62,9 +62,7 @@ def _threads() -> set[threading.Thread]:
 
 def _leaks(before: dict[object, str]) -> list[str]:
     after = {key: what for key, what in _held().items() if key not in before}
-    return sorted(
-        what for key, what in after.items() if not (isinstance(key, Path) and _mapped_elsewhere(key))
-    )
+    return sorted(what for key, what in after.items() if not (isinstance(key, Path) and _is_of_others(key)))
 
 
 def _held() -> dict[object, str]:
@@ -74,21 +72,29 @@ def _held() -> dict[object, str]:
         for pid in _read(children).split():
             command = _read(Path("/proc", pid, "cmdline")).replace("\0", " ").strip()
             held["process", pid] = f"process {pid} ({command or 'ended, but not waited for'})"
-    for descriptor in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):  # the one that lists the folder is closed by now
-            target = os.readlink(descriptor).removesuffix(" (deleted)")
-            held["file descriptor", descriptor.name, target] = f"file descriptor {descriptor.name} ({target})"
+    for number, target in _open_files("self").items():
+        held["file descriptor", number, target] = f"file descriptor {number} ({target})"
     for segment in SEGMENTS.glob("*"):
-        with suppress(OSError):  # gone again
-            if segment.stat().st_uid == os.getuid():
-                held[segment] = f"shared memory {segment}"
+        held[segment] = f"shared memory {segment}"
     return held
 
 
-def _mapped_elsewhere(segment: Path) -> bool:
-    """Whether another process uses a segment: the whole machine shares one folder of them."""
-    others = (maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(os.getpid()))
-    return any(str(segment) in _read(maps) for maps in others)
+def _is_of_others(segment: Path) -> bool:
+    """Whether another process uses a segment, or has just ended it: the whole machine shares one folder."""
+    for pid in (path.name for path in Path("/proc").glob("[0-9]*") if path.name != str(os.getpid())):
+        if str(segment) in _open_files(pid).values() or str(segment) in _read(Path("/proc", pid, "maps")):
+            return True
+    return not segment.exists() or segment.stat().st_uid != os.getuid()
+
+
+def _open_files(pid: str) -> dict[str, str]:
+    """What each file descriptor of a process stands for, as far as we may look."""
+    files: dict[str, str] = {}
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # the one that listed the folder is closed by now
+                files[number] = os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)")
+    return files
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rollstream as rs
-from rollstream.engine import Actor, ActorContext, Engine, Future, InlineEngine, ReentryError, ThreadsEngine
+from rollstream.engine import Actor, Engine, Future, InlineEngine, ReentryError, ThreadsEngine
 from rollstream.engine.actor import Cell, Message
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
@@ -70,6 +70,40 @@ def test_unknown_engine_is_refused_with_the_names_there_are() -> None:
 def test_at_least_one_actor_is_spawned(name: str) -> None:
     with rs.engine(name) as engine, pytest.raises(rs.EngineError, match="at least one"):
         engine.spawn(Recorder, ([],), count=0)
+
+
+class Unclosable(Recorder):
+    """Writes down that it is closed, and fails."""
+
+    def close(self) -> None:
+        self.seen.append("closed")
+        raise ValueError("cannot be closed")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_instance_that_cannot_be_closed_says_so_once_all_are_closed(name: str) -> None:
+    seen: list[str] = []
+    with pytest.raises(ValueError, match="cannot be closed"), rs.engine(name) as engine:
+        engine.spawn(Unclosable, (seen,), count=2)
+    assert seen == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_instance_that_cannot_be_closed_does_not_hide_the_error_that_ended_the_scope(name: str) -> None:
+    seen: list[str] = []
+    with pytest.raises(KeyError, match="mine"), rs.engine(name) as engine:  # noqa: PT012
+        engine.spawn(Unclosable, (seen,), count=2)
+        raise KeyError("mine")
+    assert seen == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_waiting_in_vain_leaves_nothing_behind(name: str) -> None:
+    with rs.engine(name) as engine:
+        reply = engine.spawn(Recorder, ([],))[0].call("defer")
+        for _ in range(10):
+            engine.wait([reply], timeout=0)
+        assert not reply.waiters
 
 
 # Inline only -------------------------------------------------------------------------------------
@@ -160,6 +194,20 @@ def test_threads_tell_an_actor_that_waits_for_itself() -> None:
     assert seen == [1], "the message itself was sent, and is handled afterwards"
 
 
+def test_threads_repeat_what_was_sticky_when_it_was_asked_for() -> None:
+    seen: list[str] = []
+    event = threading.Event()
+    with rs.engine("threads") as engine:
+        [recorder] = engine.spawn(Recorder, (seen,))
+        recorder.send("note", "one", sticky=True)
+        recorder.send("wait", event)
+        recorder.restart()
+        recorder.send("note", "between")
+        recorder.send("note", "two", sticky=True)
+        event.set()
+    assert seen == ["one", "one", "between", "two"]
+
+
 class Releases(ThreadsEngine):
     """Sets an event once it is closed."""
 
@@ -244,17 +292,16 @@ class SwallowsFailures(InlineEngine):
 
 class SwallowsErrors(InlineEngine):
     def _settle(
-        self, message: Message, value: Any, error: BaseException | None, *, was_deferred: bool = False
+        self, message: Message, value: Any, error: BaseException | None, *args: Any, **kwargs: Any
     ) -> None:
-        super()._settle(message, value, None, was_deferred=was_deferred)
+        super()._settle(message, value, None, *args, **kwargs)
 
 
 class ChangesErrors(InlineEngine):
     def _settle(
-        self, message: Message, value: Any, error: BaseException | None, *, was_deferred: bool = False
+        self, message: Message, value: Any, error: BaseException | None, *args: Any, **kwargs: Any
     ) -> None:
-        error = error and RuntimeError(str(error))
-        super()._settle(message, value, error, was_deferred=was_deferred)
+        super()._settle(message, value, error and RuntimeError(str(error)), *args, **kwargs)
 
 
 class SharesNames(InlineEngine):
@@ -278,8 +325,8 @@ class ForgetsSticky(InlineEngine):
 
 class KeepsEverything(InlineEngine):
     def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
-        restart = message.operation is Cell.rebuild
-        super().post(actor, message, None if restart else kind or f"{len(actor.sticky)}")
+        is_restart = message.label.endswith(".restart")
+        super().post(actor, message, None if is_restart else kind or str(len(actor.sticky)))
 
 
 class RestartsNothing(InlineEngine):
@@ -393,7 +440,7 @@ def test_process():
 
 def test_segment():
     segment = SharedMemory(create=True, size=8)
-    undo.extend([segment.close, segment.unlink])
+    undo.extend([segment.unlink, segment.close])
 
 def test_segment_of_nobody():
     (conftest.SEGMENTS / "forgotten").touch()
@@ -402,8 +449,8 @@ def test_clean():
     thread = threading.Thread(target=subprocess.run, args=(["true"],))
     thread.start()
     segment = SharedMemory(create=True, size=8)
-    segment.close()
     segment.unlink()
+    segment.close()
 
 def test_clean_once_collected():
     ends = os.pipe()
@@ -438,7 +485,16 @@ def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> 
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     (tmp_path / "README.md").write_text(DOCUMENT)
     (tmp_path / "segments").mkdir()
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "--rootdir=.", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--color=no",
+        "--basetemp=temporary",
+        ".",
+    ]
     report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
     assert "1 failed, 9 passed, 6 errors" in report, report
     for where, leak in {
@@ -450,109 +506,3 @@ def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> 
         "README.md line=2 column=1": r"file descriptor \d+ \(pipe:",
     }.items():
         assert re.search(rf"ERROR at teardown of {where} _+\nthe test leaked .*{leak}", report), report
-
-
-# Known faults: each test says what should be true ------------------------------------------------
-
-
-class Fragile(Recorder):
-    """Writes down that it is closed; the one with index 1 cannot be built."""
-
-    def __init__(self, seen: list[Any], context: ActorContext):
-        super().__init__(seen)
-        if context.index == 1:
-            raise ValueError("cannot be built")
-
-    def close(self) -> None:
-        self.seen.append("closed")
-
-
-class Unclosable(Recorder):
-    """Writes down that it is closed, and fails."""
-
-    def close(self) -> None:
-        self.seen.append("closed")
-        raise ValueError("cannot be closed")
-
-
-@pytest.mark.xfail(strict=True, reason="inline drops the instances it has built already")
-def test_a_failing_spawn_closes_what_it_has_built() -> None:
-    seen: list[str] = []
-    with rs.engine("inline") as engine, pytest.raises(ValueError, match="built"):
-        engine.spawn(Fragile, (seen,), count=3)
-    assert seen, "the instance with index 0 was built, and has to be closed"
-
-
-@pytest.mark.xfail(strict=True, reason="names given with brackets are not compared")
-def test_names_with_brackets_are_unique_too() -> None:
-    with rs.engine("inline") as engine:
-        actors = [
-            *engine.spawn(Recorder, ([],), count=2, name="w"),
-            *engine.spawn(Recorder, ([],), name="w[0]"),
-        ]
-        assert len({actor.name for actor in actors}) == 3
-
-
-@pytest.mark.xfail(strict=True, reason="keyword arguments are not resolved")
-@pytest.mark.parametrize("name", ENGINES)
-def test_references_among_keyword_arguments_arrive_as_values(name: str) -> None:
-    seen: list[int] = []
-    with rs.engine(name) as engine:
-        engine.spawn(Recorder, kwargs={"seen": engine.put(seen)})[0].call("note", 1).result()
-    assert seen == [1]
-
-
-@pytest.mark.xfail(strict=True, reason="a kind keeps the place of its first message")
-@pytest.mark.parametrize("name", ENGINES)
-def test_sticky_messages_are_repeated_in_the_order_sent(name: str) -> None:
-    seen: list[str] = []
-    with rs.engine(name) as engine:
-        [recorder] = engine.spawn(Recorder, (seen,))
-        for kind, item in [("a", "a1"), ("b", "b1"), ("a", "a2")]:
-            recorder.call("note", item, sticky=kind).result()
-        seen.clear()
-        recorder.restart().result()
-    assert seen == ["b1", "a2"]
-
-
-@pytest.mark.xfail(strict=True, reason="a restart sees sticky messages that were sent after it")
-def test_a_restart_repeats_what_was_sticky_when_it_was_asked_for() -> None:
-    seen: list[str] = []
-    event = threading.Event()
-    with rs.engine("threads") as engine:
-        [recorder] = engine.spawn(Recorder, (seen,))
-        recorder.send("note", "one", sticky=True)
-        recorder.send("wait", event)
-        recorder.restart()
-        recorder.send("note", "between")
-        recorder.send("note", "two", sticky=True)
-        event.set()
-    assert seen == ["one", "one", "between", "two"]
-
-
-@pytest.mark.xfail(strict=True, reason="nothing completes a deferred reply when the engine is closed")
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_reply_that_did_not_come_before_the_end_says_so(name: str) -> None:
-    with rs.engine(name) as engine:
-        reply = engine.spawn(Recorder, ([],))[0].call("defer")
-    with pytest.raises(rs.EngineClosed):
-        reply.result(timeout=0.001)
-
-
-@pytest.mark.xfail(strict=True, reason="inline stops at the first instance that cannot be closed")
-def test_every_instance_is_closed_even_if_one_cannot_be() -> None:
-    seen: list[str] = []
-    with pytest.raises(KeyError, match="mine"), rs.engine("inline") as engine:  # noqa: PT012
-        engine.spawn(Unclosable, (seen,), count=2)
-        raise KeyError("mine")
-    assert seen == ["closed", "closed"]
-
-
-@pytest.mark.xfail(strict=True, reason="each wait leaves its sink behind")
-@pytest.mark.parametrize("name", ENGINES)
-def test_waiting_in_vain_leaves_nothing_behind(name: str) -> None:
-    with rs.engine(name) as engine:
-        reply = engine.spawn(Recorder, ([],))[0].call("defer")
-        for _ in range(10):
-            engine.wait([reply], timeout=0)
-        assert not reply.waiters

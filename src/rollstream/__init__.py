@@ -9,12 +9,22 @@
 """
 
 from rollstream import flow
-from rollstream.engine import Deadlock, Deferred, Engine, EngineClosed, EngineError, RollstreamError, engine
+from rollstream.engine import (
+    Actor,
+    Deadlock,
+    Deferred,
+    Engine,
+    EngineClosed,
+    EngineError,
+    RollstreamError,
+    engine,
+)
 from rollstream.flow import OperatorError, PlanError, StateError
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Actor",
     "Deadlock",
     "Deferred",
     "Engine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -73,7 +73,7 @@ class Cell:
 
     def build(self) -> None:
         """Make the instance."""
-        kwargs = dict(self.kwargs)
+        kwargs = dict(zip(self.kwargs, resolve(tuple(self.kwargs.values())), strict=True))
         if wants_context(self.cls) and "context" not in kwargs:
             kwargs["context"] = self.context
         self.instance = self.cls(*resolve(self.args), **kwargs)
@@ -88,14 +88,14 @@ class Cell:
             return getattr(self.instance, operation)(*args)
         return operation(self, *args)
 
-    def rebuild(self, sticky: Mapping[str, Message]) -> None:
+    def rebuild(self, sticky: Iterable[Message]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""
         self.end()
         self.context = ActorContext(
             self.context.name, self.context.index, self.context.count, self.context.restarts + 1
         )
         self.build()
-        for message in list(sticky.values()):
+        for message in sticky:
             self.run(message.operation, message.args)
 
     def end(self) -> None:

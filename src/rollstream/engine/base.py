@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
@@ -66,6 +67,7 @@ class Engine(ABC):
         self._outstanding = 0
         self.failures: list[BaseException] = []
         self._sinks: list[Sink] = []
+        self._deferred: dict[Message, str] = {}
 
     # The verbs ---------------------------------------------------------------------------------
 
@@ -140,11 +142,15 @@ class Engine(ABC):
                         )
         finally:
             self.unwatch(sink)
+            with self._lock:
+                for future in futures:
+                    if future.waiters and sink in future.waiters:
+                        future.waiters.remove(sink)
         return [f for f in futures if f.done], [f for f in futures if not f.done]
 
     def restart(self, actor: Actor[Any]) -> Future[None]:
         """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
-        return actor.ask(Cell.rebuild, actor.sticky, name="restart")
+        return actor.ask(_rebuild, actor, list(actor.sticky.values()), name="restart")
 
     def statistics(self) -> EngineStatistics:
         """What every actor has done so far; readable from any thread."""
@@ -170,6 +176,7 @@ class Engine(ABC):
         finally:
             self.closed = True
             self._stop()
+            self._abandon(list(self._deferred), EngineClosed("the engine was closed before the reply came"))
         if drain:
             self.raise_failure()
 
@@ -208,6 +215,7 @@ class Engine(ABC):
         if self.closed:
             self._require_open()
         if kind is not None:
+            actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
@@ -278,7 +286,7 @@ class Engine(ABC):
         cell.busy += end - start
         if self.tracer is not None and message.posted is not None:
             self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
-        self._settle(message, value, error)
+        self._settle(message, value, error, actor.name)
 
     def _handle_task(self, message: Message) -> None:
         try:
@@ -289,17 +297,16 @@ class Engine(ABC):
             value, error = None, caught
         self._settle(message, value, error)
 
-    def _settle(
-        self, message: Message, value: Any, error: BaseException | None, *, was_deferred: bool = False
-    ) -> None:
+    def _settle(self, message: Message, value: Any, error: BaseException | None, receiver: str = "") -> None:
         """Hand on a reply. One lock makes `idle` exact: a reply is in its sink before the engine is idle."""
         future, told, deferred = message.future, None, isinstance(value, Deferred)
         if error is not None:
             error.add_note(f"raised while {message.label} was handled")
         if deferred:
-            value.then(lambda late, failure: self._settle(message, late, failure, was_deferred=True))
+            self._deferred[message] = receiver
+            value.then(partial(self._settle_late, message))
         with self._lock:
-            if not was_deferred:
+            if deferred or self._deferred.pop(message, None) is None:
                 self._outstanding -= 1
             if future is None:
                 if error is not None:
@@ -314,6 +321,33 @@ class Engine(ABC):
                         waiter.put(future)
             if self._outstanding == 0:
                 self._wake(told)
+
+    def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
+        if message in self._deferred:  # not abandoned meanwhile
+            self._settle(message, value, error)
+
+    def _abandon(self, messages: list[Message], error: EngineError) -> None:
+        """Replies that were deferred will not come: tell who waits for them."""
+        for message in messages:
+            self._settle(message, None, type(error)(f"{message.label}: {error}"))
+
+    def abandon_deferred(self, actor: Actor[Any], reason: str) -> None:
+        """An instance is gone, and with it the replies it held back."""
+        mine = [message for message, receiver in list(self._deferred.items()) if receiver == actor.name]
+        self._abandon(mine, EngineError(reason))
+
+    def _build_here(self, cells: list[Cell], mailbox: Callable[[], Any] = lambda: None) -> list[Actor[Any]]:
+        """Build instances in this thread; if one cannot be built, those before it end again."""
+        actors: list[Actor[Any]] = []
+        try:
+            for cell in cells:
+                cell.build()
+                actors.append(Actor(self, cell, mailbox()))
+        except BaseException:
+            for actor in actors:
+                self._end(actor)
+            raise
+        return actors
 
     def _end(self, actor: Actor[Any]) -> None:
         """Let an instance go; what its `close` raises is kept like the error of a message."""
@@ -340,9 +374,14 @@ class Engine(ABC):
             )
 
     def _free_name(self, name: str) -> str:
-        taken = {actor.partition("[")[0] for actor in self.actors}
+        taken = {*self.actors, *(actor.partition("[")[0] for actor in self.actors)}
         candidate, number = name, 1
         while candidate in taken:
             number += 1
             candidate = f"{name}-{number}"
         return candidate
+
+
+def _rebuild(cell: Cell, actor: Actor[Any], sticky: list[Message]) -> None:
+    cell.rebuild(sticky)
+    actor.engine.abandon_deferred(actor, f"{actor.name} was restarted before it replied")

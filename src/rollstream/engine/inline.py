@@ -54,9 +54,7 @@ class InlineEngine(Engine):
         return self._running[-1] if self._running else "driver"
 
     def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        for cell in cells:
-            cell.build()
-        return [Actor(self, cell) for cell in cells]
+        return self._build_here(cells)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if actor.name in self._running:

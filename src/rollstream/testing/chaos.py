@@ -75,9 +75,7 @@ class ChaosEngine(Engine):
         return [*waiting, None] if self._tasks else waiting
 
     def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        for cell in cells:
-            cell.build()
-        return [Actor(self, cell, deque()) for cell in cells]
+        return self._build_here(cells, deque)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         actor.mailbox.append(message)

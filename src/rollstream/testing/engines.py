@@ -124,10 +124,11 @@ class Journal:
         self.write("closed")
 
 
-class Unbuildable:
+class Unbuildable(Journal):
     """One of several cannot be built."""
 
-    def __init__(self, context: ActorContext):
+    def __init__(self, folder: str, *, context: ActorContext):
+        super().__init__(folder, context=context)
         if context.index == 1:
             raise StrangeError("cannot be built")
 
@@ -192,7 +193,8 @@ def _ask(actor: Actor[Any], method: str, *args: Any) -> Any:
 def actors_have_names_and_indices(engine: Engine) -> None:
     """Each actor has a name of its own and its index; the instance learns both, and how many there are."""
     [single], several, others = (engine.spawn(Recorder, count=count, name="worker") for count in (1, 3, 3))
-    assert len({actor.name for actor in [single, *several, *others]}) == 7
+    [taken] = engine.spawn(Recorder, name=several[0].name)
+    assert len({actor.name for actor in [single, *several, *others, taken]}) == 8
     assert [actor.index for actor in [single, *several, *others]] == [0, 0, 1, 2, 0, 1, 2]
     assert _ask(single, "who")[:4] == ("worker", 0, 1, 0)
     for actor in [*several, *others]:
@@ -209,9 +211,11 @@ def constructors_get_their_arguments(engine: Engine) -> None:
 
 @_rule_inside
 def a_failing_constructor_fails_the_spawn(engine: Engine) -> None:
-    """`spawn` raises what a constructor raised, and the engine goes on."""
-    with _raises(StrangeError, "cannot be built"):
-        engine.spawn(Unbuildable, count=3)
+    """`spawn` raises what a constructor raised and closes what was built; the engine goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        with _raises(StrangeError, "cannot be built"):
+            engine.spawn(Unbuildable, (folder,), count=3)
+        assert Path(folder, "0").read_text().split() == ["closed"]
     [recorder] = engine.spawn(Recorder)
     assert _ask(recorder, "note", 1) == 1
 
@@ -286,7 +290,8 @@ def references_arrive_as_values(engine: Engine) -> None:
     """What `put` returns stands for the value in every verb."""
     stored = engine.put([1, 2])
     assert stored.get() == [1, 2]
-    [recorder] = engine.spawn(Recorder, (stored,))
+    [recorder] = engine.spawn(Recorder, (stored,), {"label": engine.put("by keyword")})
+    assert _ask(recorder, "who")[4] == "by keyword"
     recorder.send("note", stored)
     recorder.apply(note, stored)
     assert _ask(recorder, "note", stored) == [1, 2]
@@ -380,14 +385,14 @@ def restarts_repeat_sticky_messages(engine: Engine) -> None:
     """A restart builds a new instance from the same arguments, then repeats the last of each sticky kind."""
     [recorder] = engine.spawn(Recorder, ("argument",), {"label": "same"}, name="recorder")
     recorder.send("note", "replaced", sticky=True)
-    recorder.send("note", "method", sticky=True)
     recorder.call("note", "kind", sticky="mine")
+    recorder.send("note", "method", sticky=True)
     recorder.apply(tally, 1).result(PATIENCE)
     recorder.apply(note, "function", sticky="applied")
     recorder.send("note", "not sticky")
     for restarts in (1, 2):
         recorder.restart().result(PATIENCE)
-        assert _ask(recorder, "seen") == ["argument", "method", "kind", "function"]
+        assert _ask(recorder, "seen") == ["argument", "kind", "method", "function"]
         assert _ask(recorder, "who") == ("recorder", 0, 1, restarts, "same")
     assert recorder.apply(tally, 1).result(PATIENCE) == ("same", 1)
 
@@ -434,9 +439,10 @@ def errors_leave_the_scope_unchanged(factory: Factory) -> None:
 
 @_rule
 def a_closed_engine_says_so(factory: Factory) -> None:
-    """After the scope every verb raises `EngineClosed`; closing again does nothing."""
+    """After the scope every verb and every reply that never came raises `EngineClosed`; it closes once."""
     with factory() as engine:
         [recorder] = engine.spawn(Recorder)
+        reply = engine.spawn(Door)[0].call("enter")
     engine.close()
     verbs: list[Callable[[], object]] = [
         lambda: recorder.call("seen"),
@@ -447,6 +453,7 @@ def a_closed_engine_says_so(factory: Factory) -> None:
         lambda: engine.put(1),
         lambda: engine.submit(add, 1, 2),
         lambda: engine.__enter__(),
+        lambda: reply.result(PATIENCE),
     ]
     for verb in verbs:
         with _raises(EngineClosed, "closed"):
