@@ -100,7 +100,8 @@ def main() -> None:
         print(f"\n\nWhere the time went\n\n{plan.statistics()}")
     print(f"\nLearned y = {weights[0]:.2f} x {weights[1]:+.2f}; the truth is y = {TRUTH[0]} x {TRUTH[1]:+}.")
     print(
-        f"A gradient was {sum(staleness) / len(staleness):.1f} updates old on average, {max(staleness)} at most."
+        f"A gradient was {sum(staleness) / len(staleness):.1f} updates old on average, "
+        f"{max(staleness)} at most."
     )
     print(f"Saved {out / 'graph.svg'}, and {out / 'trace.json'}, which opens in ui.perfetto.dev.")
 

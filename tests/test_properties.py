@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.flow.actors import Gather, GatherAsync, Via
 from rollstream.flow.branches import Prefetch, Split
+from rollstream.flow.gather import Gather, GatherAsync
 from rollstream.flow.node import ancestors
+from rollstream.flow.via import Via
 from rollstream.testing import ChaosEngine, ScriptedSource
 
 # An item is [value, path]: values are unique and ascend within a shard, the path says which branches it took.

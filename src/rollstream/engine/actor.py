@@ -38,7 +38,7 @@ def wants_context(function: Callable[..., Any]) -> bool:
 
 
 class Message:
-    """One message on its way: a method to call, or a function to run with the cell, and where the reply goes."""
+    """One message on its way: a method to call or a function of the cell to run, and who waits."""
 
     __slots__ = ("args", "future", "label", "operation", "posted")
 
@@ -163,7 +163,8 @@ class Actor(Generic[A]):
                 n for n in dir(self.cls) if not n.startswith("_") and callable(getattr(self.cls, n))
             )
             raise EngineError(
-                f"{self.name} is a {self.cls.__name__}, which has no method {method!r}; it has: {known or 'none'}"
+                f"{self.name} is a {self.cls.__name__}, which has no method {method!r}; "
+                f"it has: {known or 'none'}"
             )
 
     def ask(

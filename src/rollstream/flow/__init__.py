@@ -1,8 +1,8 @@
 """Flows: lazy streams over actors, the operators on them, and the graph they make."""
 
-from rollstream.flow.branches import RatioLimiter
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.graph import Graph, GraphEdge, GraphNode, graph
+from rollstream.flow.limiter import RatioLimiter
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.stages import Context
 from rollstream.flow.statistics import NodeStatistics, Statistics

@@ -10,10 +10,11 @@ from typing import Any
 from rollstream.engine import Actor, Deadlock, Engine, Future
 from rollstream.engine.inline import ListSink
 from rollstream.flow import shard
-from rollstream.flow.actors import Gather, Via
 from rollstream.flow.errors import PlanError, StateError
+from rollstream.flow.gather import Gather
 from rollstream.flow.node import OVER, Chain, Node, ancestors
 from rollstream.flow.trace import Tracer
+from rollstream.flow.via import Via
 
 _FORMAT = 1
 

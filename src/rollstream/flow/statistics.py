@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstream.engine import Actor
-from rollstream.flow.actors import Gather, Via
+from rollstream.flow.gather import Gather
 from rollstream.flow.node import Chain, Node
 from rollstream.flow.runtime import Flow
 from rollstream.flow.stages import Stage
+from rollstream.flow.via import Via
 
 DRIVER = "driver"
 

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar, overload
 
 from rollstream.engine import Actor, Engine
 from rollstream.flow import nested
-from rollstream.flow.actors import GatherAsync, GatherSync, Via
-from rollstream.flow.branches import Branch, Limit, Prefetch, RatioLimiter, Split, Union, UnionAsync
+from rollstream.flow.branches import Branch, Prefetch, Split, Union, UnionAsync
 from rollstream.flow.errors import PlanError, plan_line
+from rollstream.flow.gather import GatherAsync, GatherSync
+from rollstream.flow.limiter import Limit, RatioLimiter
 from rollstream.flow.node import Chain, Node, Source, ancestors
 from rollstream.flow.provenance import Provenance
 from rollstream.flow.runtime import Flow, engine_of
@@ -19,6 +20,7 @@ from rollstream.flow.shard import ShardPlan
 from rollstream.flow.stages import Batch, Combine, Context, Filter, Flatten, ForEach, Stage, Take
 from rollstream.flow.statistics import Statistics, statistics_of
 from rollstream.flow.trace import Tracer
+from rollstream.flow.via import Via
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
