@@ -5,13 +5,24 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rollstream as rs
-from rollstream.engine import Actor, Engine, Future, InlineEngine, ReentryError, ThreadsEngine
+from rollstream.engine import (
+    Actor,
+    ActorContext,
+    Deferred,
+    Engine,
+    Future,
+    InlineEngine,
+    ReentryError,
+    ThreadsEngine,
+)
 from rollstream.engine.actor import Cell, Message
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
@@ -353,7 +364,7 @@ class NeverCloses(InlineEngine):
 
 
 class StaysOpen(InlineEngine):
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
         pass
 
 
@@ -506,3 +517,125 @@ def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> 
         "README.md line=2 column=1": r"file descriptor \d+ \(pipe:",
     }.items():
         assert re.search(rf"ERROR at teardown of {where} _+\nthe test leaked .*{leak}", report), report
+
+
+# What happens at the edges ------------------------------------------------------------------------------
+
+
+class Edge:
+    def __init__(self, *, context: ActorContext) -> None:
+        if context.restarts == 1:
+            raise ValueError("not twice")
+        self.reply: Deferred[int] = Deferred()
+
+    def never(self) -> Deferred[int]:
+        return Deferred()
+
+    def same(self) -> Deferred[int]:
+        return self.reply
+
+    def ask(self, other: Actor[Any]) -> Any:
+        return other.call("never").result()
+
+    def tell_and_ask(self, other: Actor[Any], seen: list[Any]) -> None:
+        other.send("fail", "told")
+        seen.append(other.call("one").result())
+
+    def one(self) -> int:
+        return 1
+
+    def fail(self, message: str) -> None:
+        raise ValueError(message)
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+
+def test_an_actor_that_waits_in_vain_does_not_keep_the_scope_open() -> None:
+    for clean in (True, False):
+        with rs.engine("threads") as engine:
+            first, second = engine.spawn(Edge, count=2)
+            waiting = first.call("ask", second)
+            assert second.call("one").result() == 1
+            engine.close(drain=clean)
+        with pytest.raises(rs.EngineClosed):
+            waiting.result()
+
+
+def test_an_actor_that_waits_in_vain_is_a_deadlock_of_the_flow() -> None:
+    with rs.engine("threads") as engine:
+        first, second = engine.spawn(Edge, count=2)
+        plan = rs.flow.from_items([second]).via(first, "ask")
+        with pytest.raises(rs.Deadlock, match=r"Edge\.ask"):
+            next(plan)
+
+
+def test_whatever_a_method_raises_reaches_the_caller() -> None:
+    with rs.engine("threads") as engine:
+        [edge] = engine.spawn(Edge)
+        with pytest.raises(SystemExit):
+            edge.call("leave").result()
+        assert edge.call("one").result() == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_one_deferred_reply_cannot_answer_two_calls(name: str) -> None:
+    with rs.engine(name) as engine:
+        [edge] = engine.spawn(Edge)
+        edge.call("same")
+        with pytest.raises(rs.EngineError, match="each call needs its own"):
+            edge.call("same").result()
+        assert edge.call("one").result() == 1
+
+
+def test_tasks_that_never_ran_say_so() -> None:
+    queued: list[Future[int]] = []
+    ready = threading.Event()
+
+    def hold() -> None:
+        ready.wait()
+        with suppress(rs.EngineClosed):
+            queued[0].result()
+
+    engine = ThreadsEngine()
+    engine._tasks = ThreadPoolExecutor(1)
+    engine.submit(hold)
+    queued.append(engine.submit(int))
+    ready.set()
+    engine.close(drain=False)
+    with pytest.raises(rs.EngineClosed):
+        queued[0].result()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_restart_that_fails_says_so(name: str) -> None:
+    with rs.engine(name) as engine:
+        [edge] = engine.spawn(Edge)
+        with pytest.raises(ValueError, match="not twice"):
+            edge.restart().result()
+        with pytest.raises(rs.EngineError, match="Edge has no instance"):
+            edge.call("one").result()
+        edge.restart().result()
+        assert edge.call("one").result() == 1
+
+
+def test_several_failures_are_all_told() -> None:
+    with pytest.raises(ValueError, match="one") as caught, rs.engine("threads") as engine:  # noqa: PT012
+        [edge] = engine.spawn(Edge)
+        edge.send("fail", "one")
+        edge.send("fail", "two")
+    assert any("two" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_failed_call_whose_reply_nobody_reads_surfaces(name: str) -> None:
+    with pytest.raises(ValueError, match="unread"), rs.engine(name) as engine:
+        engine.spawn(Edge)[0].call("fail", "unread")
+
+
+def test_a_failure_is_not_raised_in_an_actor_that_has_nothing_to_do_with_it() -> None:
+    seen: list[Any] = []
+    with pytest.raises(ValueError, match="told"), rs.engine("threads") as engine:  # noqa: PT012
+        first, second = engine.spawn(Edge, count=2)
+        first.send("tell_and_ask", second, seen)
+    assert seen == [1]

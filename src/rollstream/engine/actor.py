@@ -69,7 +69,7 @@ class Cell:
         self.messages = 0
         self.failures = 0
         self.busy = 0.0
-        self.instance: Any = None
+        self.instance: Any = _Nobody(context.name)
 
     def build(self) -> None:
         """Make the instance."""
@@ -90,20 +90,32 @@ class Cell:
 
     def rebuild(self, sticky: Iterable[Message]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""
-        self.end()
-        self.context = ActorContext(
-            self.context.name, self.context.index, self.context.count, self.context.restarts + 1
-        )
-        self.build()
-        for message in sticky:
-            self.run(message.operation, message.args)
+        try:
+            self.end()
+        finally:
+            old = self.context
+            self.context = ActorContext(old.name, old.index, old.count, old.restarts + 1)
+            self.build()
+            for message in sticky:
+                self.run(message.operation, message.args)
 
     def end(self) -> None:
         """Let the instance go; its `close` method is called if it has one."""
-        instance, self.instance = self.instance, None
+        instance, self.instance = self.instance, _Nobody(self.context.name)
         self.context.local.clear()
         if callable(close := getattr(instance, "close", None)):
             close()
+
+
+class _Nobody:
+    """Stands where an instance was or should be, and says so."""
+
+    def __init__(self, name: str):
+        self.close = None
+        self.__name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise EngineError(f"{self.__name} has no instance: it could not be built again, or has ended")
 
 
 _INDIRECT = (Ref, Future)

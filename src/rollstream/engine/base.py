@@ -58,6 +58,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    catches: ClassVar[type[BaseException]] = Exception
+    """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -68,6 +70,8 @@ class Engine(ABC):
         self.failures: list[BaseException] = []
         self._sinks: list[Sink] = []
         self._deferred: dict[Message, str] = {}
+        self._blocked: set[Sink] = set()
+        self._failed: list[Future[Any]] = []
 
     # The verbs ---------------------------------------------------------------------------------
 
@@ -85,7 +89,7 @@ class Engine(ABC):
         A constructor with a parameter called `context` is given its `ActorContext` (index, count, name).
         Actors are named `name`, or `name[0]`, `name[1]`, ... when there are several.
         """
-        self._require_open()
+        self.require_open()
         if count < 1:
             raise EngineError(f"count={count}: spawn at least one actor")
         base = self._free_name(name or cls.__name__)
@@ -98,12 +102,12 @@ class Engine(ABC):
 
     def put(self, value: T) -> Ref[T]:
         """Store a value once; the reference can stand for it in any message."""
-        self._require_open()
+        self.require_open()
         return Ref(value)
 
     def submit(self, function: Callable[..., R], *args: Any) -> Future[R]:
         """Run a stateless function somewhere."""
-        self._require_open()
+        self.require_open()
         label = getattr(function, "__name__", repr(function))
         future: Future[R] = Future(self, label)
         self._count(1)
@@ -119,34 +123,57 @@ class Engine(ABC):
         """
         if count > len(futures):
             raise EngineError(f"count={count}, but there are only {len(futures)} futures to wait for")
-        self.raise_failure()
-        sink = self.sink()
-        self.watch(sink)
-        with self._lock:
-            for future in futures:
-                if not future.done:
-                    future.waiters = [*(future.waiters or ()), sink]
+        sink, from_driver = self.sink(), self.sender() == "driver"
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            while sum(future.done for future in futures) < count:
+            while True:
+                if from_driver:
+                    self.raise_failure()
+                if self._enough(futures, count, None if from_driver or end is not None else sink, sink):
+                    break
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if sink.wait(left) is None:
-                    self.raise_failure()
                     if end is not None and (time.monotonic() >= end or self.hopeless()):
                         break
-                    if self.hopeless():
-                        labels = ", ".join(future.label for future in futures if not future.done)
-                        raise Deadlock(
-                            f"no reply to {labels} can come: it is deferred, and nothing else runs while "
-                            f"this thread waits. Send the message that completes it before waiting."
-                        )
+                    self._require_hope(futures)
         finally:
-            self.unwatch(sink)
             with self._lock:
+                self._blocked.discard(sink)
+                if sink in self._sinks:
+                    self._sinks.remove(sink)
                 for future in futures:
-                    if future.waiters and sink in future.waiters:
+                    if sink in future.waiters:
                         future.waiters.remove(sink)
         return [f for f in futures if f.done], [f for f in futures if not f.done]
+
+    def _enough(self, futures: Sequence[Future[Any]], count: int, blocked: Sink | None, sink: Sink) -> bool:
+        """Whether enough futures are done; if not, their replies will come to the sink.
+
+        `blocked` is the sink of an actor that waits without a timeout: the message it handles does not run.
+        """
+        with self._lock:
+            if sum(future.done for future in futures) >= count:
+                return True
+            if sink not in self._sinks:
+                self._sinks.append(sink)
+                for future in futures:
+                    future.waiters.append(sink)
+            if blocked is not None:
+                self._blocked.add(blocked)
+                if self._outstanding == len(self._blocked):
+                    self._wake(sink)
+        return False
+
+    def _require_hope(self, futures: Sequence[Future[Any]]) -> None:
+        """Raise if nothing can end the wait."""
+        labels = ", ".join(future.label for future in futures if not future.done)
+        if labels and self.closed:
+            raise EngineClosed(f"{labels}: the engine was closed before the reply came")
+        if labels and self.hopeless():
+            raise Deadlock(
+                f"no reply to {labels} can come: it is deferred, and nothing else runs while "
+                f"this thread waits. Send the message that completes it before waiting."
+            )
 
     def restart(self, actor: Actor[Any]) -> Future[None]:
         """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
@@ -167,21 +194,25 @@ class Engine(ABC):
         return EngineStatistics(self.name, self._outstanding, rows)
 
     def close(self, *, drain: bool = True) -> None:
-        """End every actor. With `drain`, messages already sent are handled first."""
+        """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
         if self.closed:
             return
         try:
             if drain:
                 self._drain()
         finally:
-            self.closed = True
+            with self._lock:
+                unread = [future.error for future in self._failed if not future.read and future.error]
+                self.failures += unread
+                self.closed = True
+                self._wake()
             self._stop()
             self._abandon(list(self._deferred), EngineClosed("the engine was closed before the reply came"))
         if drain:
             self.raise_failure()
 
     def __enter__(self: Self) -> Self:
-        self._require_open()
+        self.require_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -213,7 +244,7 @@ class Engine(ABC):
     def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
         """Send a message; `kind` makes it sticky."""
         if self.closed:
-            self._require_open()
+            self.require_open()
         if kind is not None:
             actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
@@ -224,22 +255,35 @@ class Engine(ABC):
         self._deliver(actor, message)
 
     def idle(self) -> bool:
-        """Whether no message is queued or being handled; deferred replies do not count."""
+        """Whether no message is queued or runs; deferred replies and actors that wait do not run."""
         with self._lock:
-            return self._outstanding == 0
+            return self._outstanding == len(self._blocked)
 
     def hopeless(self) -> bool:
         """Whether nothing can happen while the calling thread waits."""
         return False
 
     def raise_failure(self) -> None:
-        """Raise the error of a message nobody awaited, if there is one."""
+        """Raise the error of a message nobody awaited, if there is one; more of them are its notes."""
         if self.failures:
-            raise self.failures.pop(0)
+            with self._lock:
+                failures, self.failures = self.failures, []
+            for other in failures[1:]:
+                failures[0].add_note(f"another message failed too: {type(other).__name__}: {other}")
+            if failures:
+                raise failures[0]
 
     def sender(self) -> str:
         """The name of the actor whose method is sending now, or `driver`."""
         return "driver"
+
+    def require_open(self) -> None:
+        """Raise if the engine is closed."""
+        if self.closed:
+            raise EngineClosed(
+                f"this {self.name} engine is closed and its actors have ended; "
+                f"keep the work inside its `with` block"
+            )
 
     # What an engine adds -----------------------------------------------------------------------
 
@@ -278,7 +322,7 @@ class Engine(ABC):
         start = time.perf_counter()
         try:
             value = cell.run(message.operation, message.args)
-        except Exception as caught:
+        except self.catches as caught:
             error = caught
             cell.failures += 1
         end = time.perf_counter()
@@ -286,7 +330,10 @@ class Engine(ABC):
         cell.busy += end - start
         if self.tracer is not None and message.posted is not None:
             self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
-        self._settle(message, value, error, actor.name)
+        if isinstance(value, Deferred):
+            self._defer(actor, message, value)
+        else:
+            self._settle(message, value, error)
 
     def _handle_task(self, message: Message) -> None:
         try:
@@ -297,39 +344,50 @@ class Engine(ABC):
             value, error = None, caught
         self._settle(message, value, error)
 
-    def _settle(self, message: Message, value: Any, error: BaseException | None, receiver: str = "") -> None:
+    def _settle(self, message: Message, value: Any, error: BaseException | None, handled: int = 1) -> None:
         """Hand on a reply. One lock makes `idle` exact: a reply is in its sink before the engine is idle."""
-        future, told, deferred = message.future, None, isinstance(value, Deferred)
         if error is not None:
             error.add_note(f"raised while {message.label} was handled")
-        if deferred:
-            self._deferred[message] = receiver
-            value.then(partial(self._settle_late, message))
+        future, told = message.future, None
         with self._lock:
-            if deferred or self._deferred.pop(message, None) is None:
-                self._outstanding -= 1
-            if future is None:
-                if error is not None:
-                    self.failures.append(error)
-                    self._wake()
-            elif not deferred:
+            self._outstanding -= handled
+            if future is not None:
                 future.value, future.error, future.done = value, error, True
                 if (told := future.sink) is not None:
                     told.put(future)
-                if future.waiters:
-                    for waiter in future.waiters:
-                        waiter.put(future)
-            if self._outstanding == 0:
+                elif error is not None:
+                    self._failed = [*(known for known in self._failed if not known.read), future]
+                for waiter in future.waiters:
+                    waiter.put(future)
+                    self._blocked.discard(waiter)
+            elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
+                self.failures.append(error)
+                self._wake()
+            if self._outstanding == len(self._blocked):
                 self._wake(told)
 
+    def _defer(self, actor: Actor[Any], message: Message, reply: Deferred[Any]) -> None:
+        """The message is handled, and its reply comes later."""
+        self._deferred[message] = actor.name
+        try:
+            reply.then(partial(self._settle_late, message))
+        except EngineError as error:
+            del self._deferred[message]
+            self._settle(message, None, error)
+            return
+        with self._lock:
+            self._outstanding -= 1
+            if self._outstanding == len(self._blocked):
+                self._wake()
+
     def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
-        if message in self._deferred:  # not abandoned meanwhile
-            self._settle(message, value, error)
+        if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
+            self._settle(message, value, error, handled=0)
 
     def _abandon(self, messages: list[Message], error: EngineError) -> None:
         """Replies that were deferred will not come: tell who waits for them."""
         for message in messages:
-            self._settle(message, None, type(error)(f"{message.label}: {error}"))
+            self._settle_late(message, None, type(error)(f"{message.label}: {error}"))
 
     def abandon_deferred(self, actor: Actor[Any], reason: str) -> None:
         """An instance is gone, and with it the replies it held back."""
@@ -365,13 +423,6 @@ class Engine(ABC):
     def _count(self, change: int) -> None:
         with self._lock:
             self._outstanding += change
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise EngineClosed(
-                f"this {self.name} engine is closed and its actors have ended; "
-                f"keep the work inside its `with` block"
-            )
 
     def _free_name(self, name: str) -> str:
         taken = {*self.actors, *(actor.partition("[")[0] for actor in self.actors)}

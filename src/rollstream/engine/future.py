@@ -37,7 +37,7 @@ class Sink(Protocol):
 class Future(Generic[T_co]):
     """The reply to a message: it arrives later, once, as a value or an error."""
 
-    __slots__ = ("done", "engine", "error", "label", "receiver", "sink", "token", "value", "waiters")
+    __slots__ = ("done", "engine", "error", "label", "read", "receiver", "sink", "token", "value", "waiters")
 
     def __init__(
         self, engine: Engine, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None
@@ -49,8 +49,10 @@ class Future(Generic[T_co]):
         """Told when the reply is there; a flow has one for all its requests."""
         self.token = token
         """Whatever the one who asked wants to find again beside the reply."""
-        self.waiters: list[Sink] | None = None
+        self.waiters: list[Sink] = []
         self.done = False
+        self.read = False
+        """Whether somebody has seen the error, if it came to one."""
         self.value: Any = None
         self.error: BaseException | None = None
         """What came, once `done`; `result` gives the one or raises the other."""
@@ -62,6 +64,7 @@ class Future(Generic[T_co]):
             if not ready:
                 raise TimeoutError(f"no reply to {self.label} within {timeout} s")
         if self.error is not None:
+            self.read = True
             raise self.error
         return cast(T_co, self.value)
 

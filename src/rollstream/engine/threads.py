@@ -55,6 +55,7 @@ class ThreadsEngine(Engine):
     """For work that releases the interpreter lock: environments in C++, numerics, waiting."""
 
     name = "threads"
+    catches = BaseException
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +112,8 @@ class ThreadsEngine(Engine):
     def _run_task(self, message: Message) -> None:
         if self._tasks is None:
             self._tasks = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="task")
-        self._tasks.submit(self._handle_task, message)
+        task = self._tasks.submit(self._handle_task, message)
+        task.add_done_callback(lambda done: self._refuse(message) if done.cancelled() else None)
 
     def _refuse(self, message: Message) -> None:
         if message.future is not None:

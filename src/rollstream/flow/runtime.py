@@ -115,7 +115,9 @@ class Flow:
         if self.progress != mark:
             return
         start = time.perf_counter()
+        assert self.engine is not None
         future = self.sink.wait()
+        self.engine.require_open()
         end = time.perf_counter()
         if self.tracer is not None:
             self.tracer.span(None, "wait", start, end)

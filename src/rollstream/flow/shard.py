@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rollstream.engine import Deferred
+from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, wants_context
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
@@ -190,7 +190,13 @@ def install(cell: Cell, key: str, plan: ShardPlan | None) -> None:
 
 def pull(cell: Cell, key: str) -> Reply | Deferred[Reply]:
     """Ask a shard for its next output."""
-    return cell.context.local[key].pull()
+    try:
+        shard = cell.context.local[key]
+    except KeyError:
+        raise EngineError(
+            f"{cell.context.name} has no shard of this flow: it could not be restarted"
+        ) from None
+    return shard.pull()
 
 
 def shard_state(cell: Cell, key: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from rollstream.engine import Actor, Engine
 from rollstream.flow import nested
@@ -53,11 +53,9 @@ class ParIter(_Stream, Generic[T_co]):
         self._actors = actors
         self._plan = plan
 
-    @overload
-    def for_each(self, function: Callable[[T_co], U], *, name: str | None = None) -> ParIter[U]: ...
-    @overload
-    def for_each(self, function: Callable[[T_co, Context], U], *, name: str | None = None) -> ParIter[U]: ...
-    def for_each(self, function: Callable[..., U], *, name: str | None = None) -> ParIter[U]:
+    def for_each(
+        self, function: Callable[[T_co], U] | Callable[[T_co, Context], U], *, name: str | None = None
+    ) -> ParIter[U]:
         """Apply a function to every item, on the item's own actor.
 
         A callable object may keep state: each shard has its own copy of it. A function with a second
@@ -65,13 +63,12 @@ class ParIter(_Stream, Generic[T_co]):
         """
         return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
 
-    @overload
-    def filter(self, function: Callable[[T_co], object], *, name: str | None = None) -> ParIter[T_co]: ...
-    @overload
     def filter(
-        self, function: Callable[[T_co, Context], object], *, name: str | None = None
-    ) -> ParIter[T_co]: ...
-    def filter(self, function: Callable[..., object], *, name: str | None = None) -> ParIter[T_co]:
+        self,
+        function: Callable[[T_co], object] | Callable[[T_co, Context], object],
+        *,
+        name: str | None = None,
+    ) -> ParIter[T_co]:
         """Keep the items for which the function is true."""
         return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
 
@@ -83,13 +80,12 @@ class ParIter(_Stream, Generic[T_co]):
         """The elements of each item, one by one."""
         return self._with(Flatten(name or "flatten", plan_line()))
 
-    @overload
-    def combine(self, function: Callable[[T_co], Iterable[U]], *, name: str | None = None) -> ParIter[U]: ...
-    @overload
     def combine(
-        self, function: Callable[[T_co, Context], Iterable[U]], *, name: str | None = None
-    ) -> ParIter[U]: ...
-    def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> ParIter[U]:
+        self,
+        function: Callable[[T_co], Iterable[U]] | Callable[[T_co, Context], Iterable[U]],
+        *,
+        name: str | None = None,
+    ) -> ParIter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
 
@@ -133,11 +129,9 @@ class Iter(_Stream, Generic[T_co]):
 
     # Operators ---------------------------------------------------------------------------------
 
-    @overload
-    def for_each(self, function: Callable[[T_co], U], *, name: str | None = None) -> Iter[U]: ...
-    @overload
-    def for_each(self, function: Callable[[T_co, Context], U], *, name: str | None = None) -> Iter[U]: ...
-    def for_each(self, function: Callable[..., U], *, name: str | None = None) -> Iter[U]:
+    def for_each(
+        self, function: Callable[[T_co], U] | Callable[[T_co, Context], U], *, name: str | None = None
+    ) -> Iter[U]:
         """Apply a function to every item.
 
         A function with a second parameter, called `context`, also gets the provenance, the actors the
@@ -145,13 +139,12 @@ class Iter(_Stream, Generic[T_co]):
         """
         return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
 
-    @overload
-    def filter(self, function: Callable[[T_co], object], *, name: str | None = None) -> Iter[T_co]: ...
-    @overload
     def filter(
-        self, function: Callable[[T_co, Context], object], *, name: str | None = None
-    ) -> Iter[T_co]: ...
-    def filter(self, function: Callable[..., object], *, name: str | None = None) -> Iter[T_co]:
+        self,
+        function: Callable[[T_co], object] | Callable[[T_co, Context], object],
+        *,
+        name: str | None = None,
+    ) -> Iter[T_co]:
         """Keep the items for which the function is true."""
         return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
 
@@ -163,13 +156,12 @@ class Iter(_Stream, Generic[T_co]):
         """The elements of each item, one by one."""
         return self._with(Flatten(name or "flatten", plan_line()))
 
-    @overload
-    def combine(self, function: Callable[[T_co], Iterable[U]], *, name: str | None = None) -> Iter[U]: ...
-    @overload
     def combine(
-        self, function: Callable[[T_co, Context], Iterable[U]], *, name: str | None = None
-    ) -> Iter[U]: ...
-    def combine(self, function: Callable[..., Iterable[U]], *, name: str | None = None) -> Iter[U]:
+        self,
+        function: Callable[[T_co], Iterable[U]] | Callable[[T_co, Context], Iterable[U]],
+        *,
+        name: str | None = None,
+    ) -> Iter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
         return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
 
