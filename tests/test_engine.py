@@ -24,6 +24,7 @@ from rollstream.engine import (
     ThreadsEngine,
 )
 from rollstream.engine.actor import Cell, Message
+from rollstream.engine.ledger import Ledger
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
 ENGINES = ["inline", "threads"]
@@ -146,7 +147,7 @@ def test_inline_refuses_reentry() -> None:
             recorder.call("note_through", recorder, 1).result()
         with pytest.raises(ReentryError):
             recorder.call("pass_on", other, recorder, 1).result()
-        assert engine.idle()
+        assert engine.ledger.idle()
         recorder.call("note_through", other, 2).result()
     assert seen == [2]
 
@@ -164,7 +165,7 @@ def test_inline_lets_an_interrupt_through() -> None:
         [recorder] = engine.spawn(Recorder, ([],))
         with pytest.raises(KeyboardInterrupt):
             recorder.call("fail", KeyboardInterrupt())
-        assert engine.idle()
+        assert engine.ledger.idle()
         assert recorder.call("note", 1).result() is None
 
 
@@ -249,7 +250,7 @@ def test_threads_refuse_what_was_not_handled_when_they_are_closed_in_a_hurry() -
 class DropsSends(InlineEngine):
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if message.future is None:
-            self._count(-1)
+            self.ledger.settle(message)
         else:
             super()._deliver(actor, message)
 
@@ -296,23 +297,34 @@ class LetsCallsOvertakeSends(HoldsSends):
             self.release()
 
 
-class SwallowsFailures(InlineEngine):
-    def raise_failure(self) -> None:
-        pass
+class KeepsBooks(InlineEngine):
+    books: type[Ledger]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = self.books()
 
 
-class SwallowsErrors(InlineEngine):
-    def _settle(
-        self, message: Message, value: Any, error: BaseException | None, *args: Any, **kwargs: Any
-    ) -> None:
-        super()._settle(message, value, None, *args, **kwargs)
+class SwallowsFailures(KeepsBooks):
+    class books(Ledger):  # noqa: N801
+        def raise_failure(self) -> None:
+            pass
 
 
-class ChangesErrors(InlineEngine):
-    def _settle(
-        self, message: Message, value: Any, error: BaseException | None, *args: Any, **kwargs: Any
-    ) -> None:
-        super()._settle(message, value, error and RuntimeError(str(error)), *args, **kwargs)
+class SwallowsErrors(KeepsBooks):
+    class books(Ledger):  # noqa: N801
+        def settle(
+            self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
+        ) -> None:
+            super().settle(message, value, None, handled)
+
+
+class ChangesErrors(KeepsBooks):
+    class books(Ledger):  # noqa: N801
+        def settle(
+            self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
+        ) -> None:
+            super().settle(message, value, error and RuntimeError(str(error)), handled)
 
 
 class SharesNames(InlineEngine):

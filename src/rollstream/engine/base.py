@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
 from rollstream.engine.errors import Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref, Sink
+from rollstream.engine.ledger import Ledger
 
 A = TypeVar("A")
 R = TypeVar("R")
 T = TypeVar("T")
 Self = TypeVar("Self", bound="Engine")
+DRIVER = "driver"
+"""The name of whoever is not an actor: the thread that runs a flow, usually."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,9 @@ class Engine(ABC):
     """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
 
     def __init__(self) -> None:
-        self.closed = False
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
-        self._lock = threading.Lock()
-        self._outstanding = 0
-        self.failures: list[BaseException] = []
-        self._sinks: list[Sink] = []
-        self._deferred: dict[Message, str] = {}
-        self._blocked: set[Sink] = set()
-        self._failed: list[Future[Any]] = []
+        self.ledger = Ledger()
 
     # The verbs ---------------------------------------------------------------------------------
 
@@ -110,7 +104,7 @@ class Engine(ABC):
         self.require_open()
         label = getattr(function, "__name__", repr(function))
         future: Future[R] = Future(self, label)
-        self._count(1)
+        self.ledger.post()
         self._run_task(Message(function, args, future, label))
         return future
 
@@ -123,55 +117,30 @@ class Engine(ABC):
         """
         if count > len(futures):
             raise EngineError(f"count={count}, but there are only {len(futures)} futures to wait for")
-        sink, from_driver = self.sink(), self.sender() == "driver"
+        sink, from_driver = self.sink(), self.sender() == DRIVER
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                if from_driver:
-                    self.raise_failure()
-                if self._enough(futures, count, None if from_driver or end is not None else sink, sink):
+                if from_driver and self.ledger.failures:
+                    self.ledger.raise_failure()
+                if not self.ledger.expect(futures, count, sink, blocks=not from_driver and end is None):
                     break
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if sink.wait(left) is None:
                     if end is not None and (time.monotonic() >= end or self.hopeless()):
                         break
-                    self._require_hope(futures)
+                    self._require_hope([future.label for future in futures if not future.done])
         finally:
-            with self._lock:
-                self._blocked.discard(sink)
-                if sink in self._sinks:
-                    self._sinks.remove(sink)
-                for future in futures:
-                    if sink in future.waiters:
-                        future.waiters.remove(sink)
+            self.ledger.forget(futures, sink)
         return [f for f in futures if f.done], [f for f in futures if not f.done]
 
-    def _enough(self, futures: Sequence[Future[Any]], count: int, blocked: Sink | None, sink: Sink) -> bool:
-        """Whether enough futures are done; if not, their replies will come to the sink.
-
-        `blocked` is the sink of an actor that waits without a timeout: the message it handles does not run.
-        """
-        with self._lock:
-            if sum(future.done for future in futures) >= count:
-                return True
-            if sink not in self._sinks:
-                self._sinks.append(sink)
-                for future in futures:
-                    future.waiters.append(sink)
-            if blocked is not None:
-                self._blocked.add(blocked)
-                if self._outstanding == len(self._blocked):
-                    self._wake(sink)
-        return False
-
-    def _require_hope(self, futures: Sequence[Future[Any]]) -> None:
-        """Raise if nothing can end the wait."""
-        labels = ", ".join(future.label for future in futures if not future.done)
+    def _require_hope(self, labels: list[str]) -> None:
+        """Raise if nothing can end a wait."""
         if labels and self.closed:
-            raise EngineClosed(f"{labels}: the engine was closed before the reply came")
+            raise EngineClosed(f"{', '.join(labels)}: the engine was closed before the reply came")
         if labels and self.hopeless():
             raise Deadlock(
-                f"no reply to {labels} can come: it is deferred, and nothing else runs while "
+                f"no reply to {', '.join(labels)} can come: it is deferred, and nothing else runs while "
                 f"this thread waits. Send the message that completes it before waiting."
             )
 
@@ -191,7 +160,7 @@ class Engine(ABC):
             )
             for actor in list(self.actors.values())
         )
-        return EngineStatistics(self.name, self._outstanding, rows)
+        return EngineStatistics(self.name, self.ledger.outstanding, rows)
 
     def close(self, *, drain: bool = True) -> None:
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
@@ -201,15 +170,16 @@ class Engine(ABC):
             if drain:
                 self._drain()
         finally:
-            with self._lock:
-                unread = [future.error for future in self._failed if not future.read and future.error]
-                self.failures += unread
-                self.closed = True
-                self._wake()
+            self.ledger.close()
             self._stop()
-            self._abandon(list(self._deferred), EngineClosed("the engine was closed before the reply came"))
+            self.ledger.abandon(EngineClosed("the engine was closed before the reply came"))
         if drain:
-            self.raise_failure()
+            self.ledger.raise_failure()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the scope was left."""
+        return self.ledger.closed
 
     def __enter__(self: Self) -> Self:
         self.require_open()
@@ -230,52 +200,25 @@ class Engine(ABC):
     def sink(self) -> Sink:
         """A place for finished futures on which the calling thread can wait."""
 
-    def watch(self, sink: Sink) -> None:
-        """Wake this sink also when the engine goes idle and when an unawaited message fails."""
-        with self._lock:
-            self._sinks.append(sink)
-
-    def unwatch(self, sink: Sink) -> None:
-        """Undo `watch`."""
-        with self._lock:
-            if sink in self._sinks:
-                self._sinks.remove(sink)
-
     def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
         """Send a message; `kind` makes it sticky."""
-        if self.closed:
+        if self.ledger.closed:
             self.require_open()
         if kind is not None:
             actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
-        with self._lock:
-            self._outstanding += 1
+        self.ledger.post()
         self._deliver(actor, message)
-
-    def idle(self) -> bool:
-        """Whether no message is queued or runs; deferred replies and actors that wait do not run."""
-        with self._lock:
-            return self._outstanding == len(self._blocked)
 
     def hopeless(self) -> bool:
         """Whether nothing can happen while the calling thread waits."""
         return False
 
-    def raise_failure(self) -> None:
-        """Raise the error of a message nobody awaited, if there is one; more of them are its notes."""
-        if self.failures:
-            with self._lock:
-                failures, self.failures = self.failures, []
-            for other in failures[1:]:
-                failures[0].add_note(f"another message failed too: {type(other).__name__}: {other}")
-            if failures:
-                raise failures[0]
-
     def sender(self) -> str:
-        """The name of the actor whose method is sending now, or `driver`."""
-        return "driver"
+        """The name of the actor whose method is running in this thread, or `driver`."""
+        return DRIVER
 
     def require_open(self) -> None:
         """Raise if the engine is closed."""
@@ -306,12 +249,12 @@ class Engine(ABC):
     def _drain(self) -> None:
         """Wait until every message sent so far is handled."""
         sink = self.sink()
-        self.watch(sink)
+        self.ledger.watch(sink)
         try:
-            while not self.idle() and not self.failures:
+            while not self.ledger.idle() and not self.ledger.failures:
                 sink.wait()
         finally:
-            self.unwatch(sink)
+            self.ledger.unwatch(sink)
 
     # Handling a message ------------------------------------------------------------------------
 
@@ -331,9 +274,9 @@ class Engine(ABC):
         if self.tracer is not None and message.posted is not None:
             self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
         if isinstance(value, Deferred):
-            self._defer(actor, message, value)
+            self.ledger.defer(message, actor.name, value)
         else:
-            self._settle(message, value, error)
+            self.ledger.settle(message, value, error)
 
     def _handle_task(self, message: Message) -> None:
         try:
@@ -342,57 +285,7 @@ class Engine(ABC):
             value, error = function(*resolve(message.args)), None
         except Exception as caught:
             value, error = None, caught
-        self._settle(message, value, error)
-
-    def _settle(self, message: Message, value: Any, error: BaseException | None, handled: int = 1) -> None:
-        """Hand on a reply. One lock makes `idle` exact: a reply is in its sink before the engine is idle."""
-        if error is not None:
-            error.add_note(f"raised while {message.label} was handled")
-        future, told = message.future, None
-        with self._lock:
-            self._outstanding -= handled
-            if future is not None:
-                future.value, future.error, future.done = value, error, True
-                if (told := future.sink) is not None:
-                    told.put(future)
-                elif error is not None:
-                    self._failed = [*(known for known in self._failed if not known.read), future]
-                for waiter in future.waiters:
-                    waiter.put(future)
-                    self._blocked.discard(waiter)
-            elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
-                self.failures.append(error)
-                self._wake()
-            if self._outstanding == len(self._blocked):
-                self._wake(told)
-
-    def _defer(self, actor: Actor[Any], message: Message, reply: Deferred[Any]) -> None:
-        """The message is handled, and its reply comes later."""
-        self._deferred[message] = actor.name
-        try:
-            reply.then(partial(self._settle_late, message))
-        except EngineError as error:
-            del self._deferred[message]
-            self._settle(message, None, error)
-            return
-        with self._lock:
-            self._outstanding -= 1
-            if self._outstanding == len(self._blocked):
-                self._wake()
-
-    def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
-        if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
-            self._settle(message, value, error, handled=0)
-
-    def _abandon(self, messages: list[Message], error: EngineError) -> None:
-        """Replies that were deferred will not come: tell who waits for them."""
-        for message in messages:
-            self._settle_late(message, None, type(error)(f"{message.label}: {error}"))
-
-    def abandon_deferred(self, actor: Actor[Any], reason: str) -> None:
-        """An instance is gone, and with it the replies it held back."""
-        mine = [message for message, receiver in list(self._deferred.items()) if receiver == actor.name]
-        self._abandon(mine, EngineError(reason))
+        self.ledger.settle(message, value, error)
 
     def _build_here(self, cells: list[Cell], mailbox: Callable[[], Any] = lambda: None) -> list[Actor[Any]]:
         """Build instances in this thread; if one cannot be built, those before it end again."""
@@ -413,16 +306,7 @@ class Engine(ABC):
             actor.cell.end()
         except Exception as error:
             error.add_note(f"raised by {actor.name}.close")
-            self.failures.append(error)
-
-    def _wake(self, told: Sink | None = None) -> None:
-        for sink in self._sinks:
-            if sink is not told:
-                sink.wake()
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._outstanding += change
+            self.ledger.fail(error)
 
     def _free_name(self, name: str) -> str:
         taken = {*self.actors, *(actor.partition("[")[0] for actor in self.actors)}
@@ -435,4 +319,5 @@ class Engine(ABC):
 
 def _rebuild(cell: Cell, actor: Actor[Any], sticky: list[Message]) -> None:
     cell.rebuild(sticky)
-    actor.engine.abandon_deferred(actor, f"{actor.name} was restarted before it replied")
+    error = EngineError(f"{actor.name} was restarted before it replied")
+    actor.engine.ledger.abandon(error, actor.name)

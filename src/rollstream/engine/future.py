@@ -49,7 +49,7 @@ class Future(Generic[T_co]):
         """Told when the reply is there; a flow has one for all its requests."""
         self.token = token
         """Whatever the one who asked wants to find again beside the reply."""
-        self.waiters: list[Sink] = []
+        self.waiters: tuple[Sink, ...] = ()
         self.done = False
         self.read = False
         """Whether somebody has seen the error, if it came to one."""

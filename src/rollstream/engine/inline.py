@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from rollstream.engine.actor import Actor, Cell, Message
-from rollstream.engine.base import Engine
+from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import ReentryError
 from rollstream.engine.future import Future, Sink
 
@@ -51,14 +51,14 @@ class InlineEngine(Engine):
 
     def sender(self) -> str:
         """The actor whose method is running, innermost."""
-        return self._running[-1] if self._running else "driver"
+        return self._running[-1] if self._running else DRIVER
 
     def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
         return self._build_here(cells)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if actor.name in self._running:
-            self._count(-1)
+            self.ledger.settle(message)
             raise ReentryError(
                 f"{message.label} was sent while {actor.name} handles a message, and the inline engine "
                 f"handles messages at once; use engine('threads'), or send it after the method returned"
@@ -67,12 +67,12 @@ class InlineEngine(Engine):
         try:
             self._handle(actor, message)
         except BaseException:  # Ctrl-C, say: it is not the actor's to handle
-            self._count(-1)
+            self.ledger.settle(message)
             raise
         finally:
             self._running.pop()
-        if self.failures and message.future is None:
-            self.raise_failure()
+        if self.ledger.failures and message.future is None:
+            self.ledger.raise_failure()
 
     def _run_task(self, message: Message) -> None:
         self._handle_task(message)

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rollstream.engine.actor import Actor, Cell, Message
-from rollstream.engine.base import Engine
+from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import EngineClosed, ReentryError
 from rollstream.engine.future import Future, Sink
 
@@ -69,7 +69,7 @@ class ThreadsEngine(Engine):
     def sender(self) -> str:
         """The actor whose thread this is."""
         name = threading.current_thread().name
-        return name if self._threads.get(name) is threading.current_thread() else "driver"
+        return name if self._threads.get(name) is threading.current_thread() else DRIVER
 
     def wait(self, futures: Any, count: int = 1, timeout: float | None = None) -> Any:
         """As the base; an actor that waits for its own mailbox is told so."""
@@ -117,7 +117,9 @@ class ThreadsEngine(Engine):
 
     def _refuse(self, message: Message) -> None:
         if message.future is not None:
-            self._settle(message, None, EngineClosed(f"{message.label}: the engine was closed before it ran"))
+            self.ledger.settle(
+                message, None, EngineClosed(f"{message.label}: the engine was closed before it ran")
+            )
 
     def _stop(self) -> None:
         if self._tasks is not None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from rollstream.engine import Actor
+from rollstream.engine.base import DRIVER
 from rollstream.flow.branches import Branch
 from rollstream.flow.gather import Gather
 from rollstream.flow.limiter import Limit
 from rollstream.flow.node import Chain, Node, ancestors
 from rollstream.flow.runtime import name_nodes, operators
-from rollstream.flow.statistics import DRIVER, family, place_of
+from rollstream.flow.statistics import family, place_of
 from rollstream.flow.stream import Iter
 from rollstream.flow.via import Via
 

@@ -38,7 +38,7 @@ class Flow:
         self._active = False
         self._token = secrets.token_hex(4)
         if engine is not None:
-            engine.watch(self.sink)
+            engine.ledger.watch(self.sink)
             if tracer is not None:
                 engine.tracer = tracer
 
@@ -68,8 +68,8 @@ class Flow:
         begin = time.perf_counter() if self.tracer is not None else 0.0
         try:
             while True:
-                if self.engine is not None and self.engine.failures:
-                    self.engine.raise_failure()
+                if self.engine is not None and self.engine.ledger.failures:
+                    self.engine.ledger.raise_failure()
                 self.poll()
                 mark = self.progress
                 packet = root.pull()
@@ -102,7 +102,7 @@ class Flow:
         """Whether nothing is running: what is not ready now cannot become so by waiting."""
         if self.engine is None:
             return True
-        if not self.engine.idle():
+        if not self.engine.ledger.idle():
             return False
         mark = self.progress
         self.poll()
@@ -148,7 +148,7 @@ class Flow:
         for node in reversed(self.nodes):
             node.stop()
         if self.engine is not None:
-            self.engine.unwatch(self.sink)
+            self.engine.ledger.unwatch(self.sink)
         if self.tracer is not None:
             if self.engine is not None and self.engine.tracer is self.tracer:
                 self.engine.tracer = None
@@ -204,9 +204,9 @@ class Flow:
         """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
         while not self.closed and not self.stalled():
             assert self.engine is not None
-            if not self.engine.idle() and (future := self.sink.wait()) is not None:
+            if not self.engine.ledger.idle() and (future := self.sink.wait()) is not None:
                 self._dispatch(future)
-            self.engine.raise_failure()
+            self.engine.ledger.raise_failure()
 
     def _require_between_items(self, verb: str) -> None:
         if self._active:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstream.engine import Actor
+from rollstream.engine.base import DRIVER
 from rollstream.flow.gather import Gather
 from rollstream.flow.node import Chain, Node
 from rollstream.flow.runtime import Flow
 from rollstream.flow.stages import Stage
 from rollstream.flow.via import Via
-
-DRIVER = "driver"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollstream.engine import Actor, Engine, Future
 from rollstream.engine.actor import Cell, Message
+from rollstream.engine.base import DRIVER
 from rollstream.engine.future import Sink
 
 
@@ -37,7 +38,7 @@ class ChaosEngine(Engine):
 
     def sender(self) -> str:
         """The actor whose method is running, innermost."""
-        return self._running[-1] if self._running else "driver"
+        return self._running[-1] if self._running else DRIVER
 
     def chance(self, probability: float) -> bool:
         """Let the seed decide."""
@@ -104,7 +105,7 @@ class _ChaosSink:
 
     def poll(self) -> Future[Any] | None:
         self._engine.stir()
-        if self._futures and (self._engine.idle() or self._engine.chance(0.6)):
+        if self._futures and (self._engine.ledger.idle() or self._engine.chance(0.6)):
             return self._futures.pop(self._engine.pick(len(self._futures)))
         return None
 

@@ -1,0 +1,159 @@
+"""The books of an engine: what is under way, what failed unseen, who waits. Plain state under one lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rollstream.engine.actor import Message
+from rollstream.engine.errors import EngineClosed, EngineError
+from rollstream.engine.future import Deferred, Future, Sink
+
+
+class Ledger:
+    """Counts messages, hands replies on, and keeps the failures of messages nobody awaits.
+
+    One lock makes `idle` exact: a reply is in the sinks of those who wait for it before the message stops
+    counting. An engine that delivers messages in another way keeps its books here all the same.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.failures: list[BaseException] = []
+        """Errors of messages without a reply."""
+        self.outstanding = 0
+        """Messages sent and not yet handled."""
+        self._lock = threading.Lock()
+        self._watchers: list[Sink] = []
+        self._blocked: set[Sink] = set()
+        self._deferred: dict[Message, str] = {}
+        self._failed: list[Future[Any]] = []
+
+    def post(self) -> None:
+        """A message was sent."""
+        with self._lock:
+            self.outstanding += 1
+
+    def settle(
+        self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
+    ) -> None:
+        """A message was handled: hand on its reply, or keep its error."""
+        if error is not None:
+            error.add_note(f"raised while {message.label} was handled")
+        future, told = message.future, None
+        with self._lock:
+            self.outstanding -= handled
+            if future is not None:
+                future.value, future.error, future.done = value, error, True
+                if (told := future.sink) is not None:
+                    told.put(future)
+                elif error is not None:
+                    self._failed = [*(known for known in self._failed if not known.read), future]
+                for waiter in future.waiters:
+                    waiter.put(future)
+                    self._blocked.discard(waiter)
+            elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
+                self.failures.append(error)
+                self._wake()
+            if self.outstanding == len(self._blocked):
+                self._wake(told)
+
+    # Deferred replies --------------------------------------------------------------------------
+
+    def defer(self, message: Message, receiver: str, reply: Deferred[Any]) -> None:
+        """A message was handled, and its reply comes later."""
+        self._deferred[message] = receiver
+        try:
+            reply.then(partial(self._settle_late, message))
+        except EngineError as error:
+            del self._deferred[message]
+            self.settle(message, None, error)
+            return
+        with self._lock:
+            self.outstanding -= 1
+            if self.outstanding == len(self._blocked):
+                self._wake()
+
+    def abandon(self, error: EngineError, receiver: str | None = None) -> None:
+        """Deferred replies, of one actor or all, will not come: tell who waits for them."""
+        for message, whose in list(self._deferred.items()):
+            if receiver in (None, whose):
+                self._settle_late(message, None, type(error)(f"{message.label}: {error}"))
+
+    def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
+        if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
+            self.settle(message, value, error, handled=0)
+
+    # Waiting -----------------------------------------------------------------------------------
+
+    def idle(self) -> bool:
+        """Whether no message is queued or runs; deferred replies and actors that wait do not run."""
+        with self._lock:
+            return self.outstanding == len(self._blocked)
+
+    def watch(self, sink: Sink) -> None:
+        """Wake this sink when the engine goes idle or closes, and when a message nobody awaits fails."""
+        with self._lock:
+            self._watchers.append(sink)
+
+    def unwatch(self, sink: Sink) -> None:
+        """Undo `watch`."""
+        with self._lock:
+            if sink in self._watchers:
+                self._watchers.remove(sink)
+
+    def expect(self, futures: Sequence[Future[Any]], count: int, sink: Sink, *, blocks: bool) -> bool:
+        """Whether fewer than `count` futures are done; then the others' replies will come to the sink.
+
+        `blocks` says that an actor waits, so that the message it handles does not run meanwhile.
+        """
+        with self._lock:
+            if sum(future.done for future in futures) >= count:
+                return False
+            if sink not in self._watchers:
+                self._watchers.append(sink)
+                for future in futures:
+                    future.waiters += (sink,)
+            if blocks:
+                self._blocked.add(sink)
+                if self.outstanding == len(self._blocked):
+                    self._wake(sink)
+        return True
+
+    def forget(self, futures: Sequence[Future[Any]], sink: Sink) -> None:
+        """Undo `expect`."""
+        self.unwatch(sink)
+        with self._lock:
+            self._blocked.discard(sink)
+            for future in futures:
+                future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
+
+    def _wake(self, told: Sink | None = None) -> None:
+        for sink in self._watchers:
+            if sink is not told:
+                sink.wake()
+
+    # Failures ----------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error that no reply carries."""
+        with self._lock:
+            self.failures.append(error)
+
+    def raise_failure(self) -> None:
+        """Raise the error of a message nobody awaited, if there is one; more of them become its notes."""
+        with self._lock:
+            failures, self.failures = self.failures, []
+        for other in failures[1:]:
+            failures[0].add_note(f"another message failed too: {type(other).__name__}: {other}")
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """No more messages: wake who waits. Failed calls whose replies nobody read become failures."""
+        with self._lock:
+            self.failures += [future.error for future in self._failed if not future.read and future.error]
+            self.closed = True
+            self._wake()
