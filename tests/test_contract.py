@@ -1,7 +1,9 @@
 """The contract of DESIGN.md, line by line, on every engine."""
 
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -322,15 +324,14 @@ def test_6_union_async_takes_what_is_ready(engine: rs.Engine) -> None:
     assert [*first, *plan] == ["a", "b", "late"]
 
 
-def test_6_no_polling(engine: rs.Engine) -> None:
+def test_6_no_polling() -> None:
     """A flow that waits on a slow shard uses no processor to speak of."""
-    if engine.name != "threads":
-        pytest.skip("only real threads can be waited for")
-    plan = flow.from_actors(engine.spawn(Slow, count=2), "sample").gather_async()
-    other = flow.from_actors(engine.spawn(Slow), "sample").gather_sync().flatten()
-    start, used = time.monotonic(), time.process_time()
-    assert len(list(flow.union_async([plan, other]))) == 3
-    assert time.process_time() - used < 0.2 * (time.monotonic() - start)
+    with rs.engine("threads") as engine:
+        plan = flow.from_actors(engine.spawn(Slow, count=2), "sample").gather_async()
+        other = flow.from_actors(engine.spawn(Slow), "sample").gather_sync().flatten()
+        start, used = time.monotonic(), time.process_time()
+        assert len(list(flow.union_async([plan, other]))) == 3
+        assert time.process_time() - used < 0.2 * (time.monotonic() - start)
 
 
 class Slow:
@@ -668,6 +669,40 @@ def test_11_the_line_is_the_plans_own(engine: rs.Engine) -> None:
     with pytest.raises(rs.OperatorError) as caught:
         list(plan)
     assert caught.value.location.endswith(f"test_contract.py:{line}")
+
+
+def test_11_a_debugger_lands_in_the_operator(engine: rs.Engine) -> None:
+    for plan in (
+        scripted(engine, [2]).for_each(boom).gather_async(),
+        scripted(engine, [2]).gather_async().for_each(boom),
+    ):
+        with pytest.raises(rs.OperatorError) as caught:
+            next(plan)
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "boom"
+
+
+def test_11_inline_puts_the_worker_on_the_stack_of_the_plan() -> None:
+    class Deep:
+        def sample(self) -> list[str]:
+            return [frame.name for frame in traceback.extract_stack()]
+
+    with rs.engine("inline") as engine:
+        stack = next(flow.from_actors(engine.spawn(Deep), "sample").gather_async())
+    assert "test_11_inline_puts_the_worker_on_the_stack_of_the_plan" in stack
+    assert stack[-1] == "sample"
+
+
+def test_an_operator_that_cannot_be_copied_to_its_shards_is_named(engine: rs.Engine) -> None:
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    plan = scripted(engine, [1]).for_each(Locked()).gather_async()
+    with pytest.raises(rs.PlanError, match=r"Locked \(.*\) cannot be copied.*each shard has its own"):
+        next(plan)
 
 
 # 13. State

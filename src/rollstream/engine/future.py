@@ -130,3 +130,6 @@ class Ref(Generic[T_co]):
     def get(self) -> T_co:
         """The value itself. Treat it as read-only: every reader shares it."""
         return self._value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ref[T_co]:
+        return self

@@ -52,7 +52,10 @@ class QueueSink:
 
 
 class ThreadsEngine(Engine):
-    """For work that releases the interpreter lock: environments in C++, numerics, waiting."""
+    """For work that releases the interpreter lock: environments in C++, numerics, waiting.
+
+    Python cannot end a thread from outside: leaving the scope waits for the message in hand.
+    """
 
     name = "threads"
     catches = BaseException

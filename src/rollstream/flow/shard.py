@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, wants_context
-from rollstream.flow.errors import OperatorError, StateError
+from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
 from rollstream.flow.stages import Context, Packet, Stage
 
@@ -123,7 +123,7 @@ class Shard:
     def __init__(self, plan: ShardPlan, instance: Any, shard: str):
         self._source = ShardSource(plan, instance, shard)
         self._source.resume = self._resume
-        self._stages = copy.deepcopy(plan.stages)
+        self._stages = [_copied(stage) for stage in plan.stages]
         for stage in self._stages:
             stage.instance = instance
         self._chain = Chain(self._source, self._stages, shard)
@@ -175,6 +175,16 @@ class Shard:
         """Go on from a saved state."""
         self._source.items, self._source.over = state["items"], state["over"]
         self._chain.load_state_dict(state["chain"])
+
+
+def _copied(stage: Stage) -> Stage:
+    try:
+        return copy.deepcopy(stage)
+    except Exception as error:
+        raise PlanError(
+            f"{stage.name} ({stage.location}) cannot be copied, and each shard has its own copy of an operator: "
+            f"{error}; make what it holds where it is first called"
+        ) from error
 
 
 # Messages to an actor's cell; shards are kept beside the instance under the flow's key.
