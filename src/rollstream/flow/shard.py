@@ -182,8 +182,8 @@ def _copied(stage: Stage) -> Stage:
         return copy.deepcopy(stage)
     except Exception as error:
         raise PlanError(
-            f"{stage.name} ({stage.location}) cannot be copied, and each shard has its own copy of an operator: "
-            f"{error}; make what it holds where it is first called"
+            f"{stage.name} ({stage.location}) cannot be copied, but each shard has its own copy of an "
+            f"operator: {error}; make what it holds where it is first called"
         ) from error
 
 
