@@ -153,10 +153,10 @@ class Union(Node):
                     return None
                 if flow.progress != mark:
                     continue
-                forfeited += 1
-                if forfeited > len(self.upstreams):
-                    return None
                 self._next_turn()
+                forfeited += 1
+                if forfeited == self.over.count(False):  # it is the first one's turn again
+                    return None
             elif packet is OVER:
                 self.over[turn] = True
             else:

@@ -78,21 +78,19 @@ class Limit(Node):
         return packet
 
     def start(self) -> None:
-        """The gather asks for admission itself; anything else begins when it is pulled."""
-        if self._gathers:
+        """A gather asks for admission itself; anything else begins if an item may pass."""
+        if self._gathers or self.admitted or self._may():
             super().start()
 
     def admit(self) -> bool:
         """Count one more item asked for, if it may be."""
-        limiter = self.limiter
+        if not self._may():
+            return False
         if self.inserts:
-            if limiter.may_insert():
-                limiter.asked += 1
-                return True
-        elif limiter.may_sample():
-            limiter.samples += 1
-            return True
-        return False
+            self.limiter.asked += 1
+        else:
+            self.limiter.samples += 1
+        return True
 
     def cancel(self) -> None:
         """An item asked for will not come."""
@@ -108,10 +106,12 @@ class Limit(Node):
         assert self.flow is not None
         self.flow.progress += 1
 
+    def _may(self) -> bool:
+        return self.limiter.may_insert() if self.inserts else self.limiter.may_sample()
+
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
-        may = self.limiter.may_insert() if self.inserts else self.limiter.may_sample()
-        return not may and self.partner is not None and (self.partner.over or self.partner.stopped)
+        return not self._may() and self.partner is not None and (self.partner.over or self.partner.stopped)
 
     def bound(self) -> str:
         """The ratio."""
@@ -120,10 +120,9 @@ class Limit(Node):
 
     def blocked(self) -> str | None:
         """Withheld by the counts."""
-        limiter = self.limiter
-        if limiter.may_insert() if self.inserts else limiter.may_sample():
+        if self._may():
             return None
-        kind = "inserts" if self.inserts else "samples"
+        limiter, kind = self.limiter, "inserts" if self.inserts else "samples"
         return (
             f"{self.name} ({self.location}) withholds {kind}: {limiter.inserts} inserts and "
             f"{limiter.samples} samples so far, {self.bound()}"

@@ -91,10 +91,6 @@ class Node(Stateful):
         """Why this node cannot go on, if it cannot."""
         return None
 
-    def stages_here(self) -> list[Stage]:
-        """The operators folded into this node."""
-        return []
-
 
 class Source(Node):
     """Items of a Python iterable, which is asked for its iterator when the flow begins."""
@@ -244,10 +240,6 @@ class Chain(Node):
         for stage in self.stages:
             stage.directory = flow.directory
         self._look_for_end()
-
-    def stages_here(self) -> list[Stage]:
-        """The operators of the chain."""
-        return self.stages
 
     def state_dict(self) -> dict[str, Any]:
         """Also the stages' states, by name."""

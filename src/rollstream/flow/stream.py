@@ -277,9 +277,11 @@ class Iter(_Stream, Generic[T_co]):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the whole flow between two items: operators, items in flight, and every actor
-        that offers `state_dict`. Plain data, as far as the items and the states they offer are.
-        """  # noqa: D205
+        """The state of the whole flow, between two items.
+
+        Operators, items in flight, and every actor that offers `state_dict`. Plain data, as far as the
+        items and the states they offer are.
+        """
         return self._begin().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,7 +295,11 @@ class Iter(_Stream, Generic[T_co]):
         if self._node.flow is None:
             flow = next((node.flow for node in ancestors(self._node) if node.flow is not None), None)
             flow = flow or Flow(engine_of(self._node), self._tracer)
-            flow.add(self._node)
+            try:
+                flow.add(self._node)
+            except BaseException:
+                flow.close()
+                raise
         assert self._node.flow is not None
         return self._node.flow
 
