@@ -4,8 +4,6 @@ Liang et al., "Distributed Reinforcement Learning is a Dataflow Problem" (RLlib 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -329,16 +327,3 @@ def test_a_synchronous_listing_is_the_same_on_every_engine(plan: Callable[..., I
         assert outputs(rs.engine("inline")) == outputs(rs.engine("threads")) == outputs(ChaosEngine(1))
     else:
         assert len(outputs(rs.engine("threads"))) == 5
-
-
-def test_the_picture_in_the_readme_is_of_listing_3() -> None:
-    """Delete the picture and run this test to have it drawn anew."""
-    path = Path(__file__).parent.parent / "docs" / "images" / "apex.svg"
-    with rs.engine("inline") as engine:
-        workers = engine.spawn(RolloutActor, count=4, name="worker")
-        graph = flow.graph(apex(workers, engine.spawn(ReplayActor, count=2, name="replay"), 4))
-    nodes = tuple(replace(node, location="") for node in graph.nodes)
-    picture = flow.Graph(nodes, graph.edges).svg()
-    if not path.exists():
-        path.write_text(picture)
-    assert path.read_text() == picture

@@ -330,3 +330,71 @@ def test_a_thousand_orders_of_events(build: Any) -> None:
             plan.load_state_dict(state)
             outputs[seed % 40 :] = list(watched(plan))
             assert Counter((value, path) for value, path in outputs) == expected, f"seed {seed}, resumed"
+
+
+# Fragments that are coupled -------------------------------------------------------------------------------
+
+
+class Table:
+    """A replay-like actor whose samples wait, deferred, until something is stored."""
+
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+        self.samples = 0
+        self.waiting: list[rs.Deferred[list[int]]] = []
+
+    def insert(self, item: int) -> None:
+        self.stored.append(item)
+        while self.waiting:
+            self.waiting.pop(0).resolve(self.draw())
+
+    def sample(self) -> Any:
+        if self.stored:
+            return self.draw()
+        self.waiting.append(rs.Deferred())
+        return self.waiting[-1]
+
+    def draw(self) -> list[int]:
+        self.samples += 1
+        return [self.samples, len(self.stored)]
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.stored), self.samples
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stored": list(self.stored), "samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stored, self.samples = list(state["stored"]), state["samples"]
+
+
+def replay(engine: rs.Engine, *, limited: bool) -> tuple[Any, flow.Iter[Any]]:
+    sources = engine.spawn(ScriptedSource, ([list(range(20)), list(range(100, 120))],), count=2)
+    [table] = engine.spawn(Table)
+    inserts = flow.from_actors(sources, "next").gather_async(2)
+    samples = flow.from_actors([table], "sample").gather_async(3)
+    if limited:
+        inserts, samples = flow.limit_ratio(inserts, samples, 2, min_size=5, error_buffer=3)
+    store = inserts.for_each(lambda item: table.send("insert", item))
+    return table, flow.union_async([store, samples.batch(2)], output=[1])
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_coupled_fragments_go_on_where_they_stood(limited: bool) -> None:
+    for seed in range(300):
+        stop = seed % 25
+        with ChaosEngine(seed) as engine:
+            table, plan = replay(engine, limited=limited)
+            outputs = [next(plan) for _ in range(stop)]
+            state = json.loads(json.dumps(plan.state_dict()))
+        with ChaosEngine(seed + 1) as engine:
+            table, plan = replay(engine, limited=limited)
+            plan.load_state_dict(state)
+            for _ in range(25 - stop):
+                outputs.append(next(plan))
+                inserts, samples = table.call("counts").result()
+                if limited:
+                    assert abs(samples - 2 * (inserts - 5)) <= 3 + 2, f"seed {seed}"
+                    assert inserts >= 5
+            drawn = [sample for batch in outputs for sample, _ in batch]
+            assert drawn == list(range(1, len(drawn) + 1)), f"seed {seed}: a sample was lost or came twice"
