@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
+_CHUNK = 1000
+"""Events kept in memory before they are written."""
+
 
 class Tracer:
-    """Collects spans and arrows, and writes them once, at the end, as Chrome trace events."""
+    """Writes spans and arrows as Chrome trace events; the file has its name once it is whole."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
+        self._partial = self.path.with_name(self.path.name + ".partial")
         self._events: list[dict[str, Any]] = []
+        self._written = 0
         self._tracks: dict[str, int] = {}
-        self._arrows = 0
+        self._arrows = itertools.count(1)
+        self._lock = threading.Lock()  # messages are recorded by the threads that handle them
         self._finished: dict[tuple[str, str], list[float]] = {}
 
     def span(self, place: str | None, name: str, start: float, end: float) -> None:
@@ -36,44 +44,34 @@ class Tracer:
             self._arrow(f"{label} reply", (receiver, ends.pop(0)), ("driver", time))
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
-        names = [
-            {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": place}}
-            for place, track in self._tracks.items()
-        ]
-        text = json.dumps({"traceEvents": names + self._events, "displayTimeUnit": "ms"})
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(text)
-        partial.replace(self.path)
+        """Write what is left, and give the file its name."""
+        for place, track in self._tracks.items():
+            name = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": place}}
+            self._events.append(name)
+        self._flush()
+        with self._partial.open("a") as file:
+            file.write("\n]}\n")
+        self._partial.replace(self.path)
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        begin = ",\n" if self._written else '{"displayTimeUnit": "ms", "traceEvents": [\n'
+        with self._partial.open("a" if self._written else "w") as file:
+            file.write(begin + ",\n".join(json.dumps(event) for event in events))
+        self._written += len(events)
 
     def _add(self, place: str, name: str, category: str, start: float, end: float) -> None:
-        self._events.append(
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": self._track(place),
-                "name": name,
-                "cat": category,
-                "ts": start * 1e6,
-                "dur": (end - start) * 1e6,
-            }
-        )
+        self._event("X", place, name, category, start, dur=(end - start) * 1e6)
 
     def _arrow(self, name: str, source: tuple[str, float], target: tuple[str, float]) -> None:
-        self._arrows += 1
-        for phase, (place, time) in (("s", source), ("f", target)):
-            self._events.append(
-                {
-                    "ph": phase,
-                    "pid": 1,
-                    "tid": self._track(place),
-                    "name": name,
-                    "cat": "message",
-                    "id": self._arrows,
-                    "ts": time * 1e6,
-                    **({"bp": "e"} if phase == "f" else {}),
-                }
-            )
+        number = next(self._arrows)
+        self._event("s", source[0], name, "message", source[1], id=number)
+        self._event("f", target[0], name, "message", target[1], id=number, bp="e")
 
-    def _track(self, place: str) -> int:
-        return self._tracks.setdefault(place, len(self._tracks))
+    def _event(self, phase: str, place: str, name: str, category: str, time: float, **more: Any) -> None:
+        with self._lock:
+            track = self._tracks.setdefault(place, len(self._tracks))
+            event = {"ph": phase, "pid": 1, "tid": track, "name": name, "cat": category, "ts": time * 1e6}
+            self._events.append(event | more)
+            if len(self._events) >= _CHUNK:
+                self._flush()
