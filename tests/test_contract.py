@@ -1,9 +1,11 @@
 """The contract of DESIGN.md, line by line, on every engine."""
 
+import copy
 import sys
 import threading
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -597,6 +599,29 @@ def test_9_an_operator_may_add_to_the_provenance(engine: rs.Engine) -> None:
     assert (provenance.total("loss"), provenance.least("loss"), provenance.most("loss")) == (6, 1, 3)
 
 
+def test_9_a_context_may_be_keyword_only_and_via_has_one_too(engine: rs.Engine) -> None:
+    def double(item: int, *, context: Context) -> int:
+        return 2 * item + context.provenance.sequence
+
+    class Learner:
+        def train(self, item: int, context: Context) -> tuple[int, int, str]:
+            assert context.instance is self
+            return item, context.provenance.sequence, context.node
+
+    items = scripted(engine, [10, 20]).for_each(double).gather_async()
+    plan = items.filter(lambda item, context: True).via(engine.spawn(Learner), "train", name="learn")
+    assert list(plan) == [(20, 0, "learn"), (41, 1, "learn")]
+
+
+def test_9_notes_are_numbers() -> None:
+    def note(item: int, context: Context) -> int:
+        context.note(tag="a")  # pyright: ignore[reportArgumentType]
+        return item
+
+    with pytest.raises(rs.OperatorError, match="notes are numbers"):
+        list(flow.from_items([1]).for_each(note))
+
+
 # 10. "Not ready" is control flow
 
 
@@ -705,6 +730,14 @@ def test_an_operator_that_cannot_be_copied_to_its_shards_is_named(engine: rs.Eng
         next(plan)
 
 
+def test_11_leaving_the_debugger_is_not_a_failure(engine: rs.Engine) -> None:
+    def leave(item: int) -> int:
+        raise BdbQuit
+
+    with pytest.raises(BdbQuit):
+        list(scripted(engine, [1]).for_each(leave).gather_async())
+
+
 # 13. State
 
 
@@ -753,7 +786,7 @@ def test_13_actors_are_asked_for_their_state(make_engine: MakeEngine) -> None:
 def test_13_a_state_of_another_plan_is_refused(engine: rs.Engine) -> None:
     state = flow.from_items([1, 2]).for_each(str).state_dict()
     with pytest.raises(
-        rs.StateError, match=r"another plan.*saved but not here: chain of str.*here but not saved"
+        rs.StateError, match=r"another plan.*saved but not here: str; here but not saved: int"
     ):
         flow.from_items([1, 2]).for_each(int).load_state_dict(state)
     started = flow.from_items([1, 2]).for_each(str)
@@ -762,6 +795,76 @@ def test_13_a_state_of_another_plan_is_refused(engine: rs.Engine) -> None:
         started.load_state_dict(state)
     with pytest.raises(rs.StateError, match="format"):
         flow.from_items([1, 2]).for_each(str).load_state_dict({**state, "format": 99})
+
+
+def test_13_a_state_of_other_operators_is_refused(engine: rs.Engine) -> None:
+    def plan(*names: str) -> flow.Iter[int]:
+        shards = scripted(engine, [1, 2, 3])
+        for name in names:
+            shards = shards.for_each(lambda x: x, name=name)
+        return shards.gather_async()
+
+    state = plan("a", "b").state_dict()
+    for names in (("a",), ("a", "c"), ("b", "a"), ("a", "b", "c")):
+        other = plan(*names)
+        with pytest.raises(rs.StateError, match="another plan"):
+            other.load_state_dict(state)
+        assert list(other) == [], "it is not half loaded"
+
+
+@pytest.mark.parametrize("broken", [None, {}, {"format": 1}, {"format": 1, "operators": []}])
+def test_13_what_is_no_state_is_refused(broken: Any) -> None:
+    with pytest.raises(rs.StateError, match=r"damaged|another plan"):
+        flow.from_items([1]).load_state_dict(broken)
+
+
+def test_13_a_snapshot_is_a_copy(make_engine: MakeEngine) -> None:
+    def grow(item: list[int]) -> list[int]:
+        item.append(len(item))
+        return item
+
+    def build(engine: rs.Engine) -> flow.Iter[list[int]]:
+        return scripted(engine, [[] for _ in range(6)]).gather_async(3).for_each(grow).batch(2)
+
+    with make_engine() as engine:
+        plan = build(engine)
+        next(plan)
+        state = plan.state_dict()
+        before = copy.deepcopy(state)
+        list(plan)
+        assert state == before
+    for _ in range(2):
+        with make_engine() as engine:
+            plan = build(engine)
+            plan.load_state_dict(state)
+            assert list(plan) == [[[0], [0]], [[0], [0]]]
+            assert state == before
+
+
+def test_13_a_failure_that_was_handled_is_not_raised_again(make_engine: MakeEngine) -> None:
+    with make_engine() as engine:
+        plan = flow.from_actors(engine.spawn(Unsavable, count=2), "sample").gather_async()
+        next(plan)
+        with pytest.raises(ValueError, match="cannot be saved"):
+            plan.state_dict()
+
+
+class Unsavable:
+    def sample(self) -> int:
+        return 1
+
+    def state_dict(self) -> None:
+        raise ValueError("cannot be saved")
+
+
+def test_13_an_operator_that_cannot_be_saved_is_named() -> None:
+    class Stubborn(Unsavable):
+        def __call__(self, item: int) -> int:
+            return item
+
+    plan = flow.from_items([1]).for_each(Stubborn())
+    with pytest.raises(rs.StateError, match=r"Stubborn \(.*test_contract.py:\d+\) could not be saved"):
+        plan.state_dict()
 
 
 def test_13_a_snapshot_inside_an_operator_is_refused() -> None:
@@ -785,9 +888,9 @@ def test_misuse_is_caught_when_the_plan_is_built(engine: rs.Engine) -> None:
         shards.gather_async(0)
     with pytest.raises(rs.PlanError, match="1 weights for 2 streams"):
         flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1])
-    with pytest.raises(rs.PlanError, match="whole numbers"):
+    with pytest.raises(rs.PlanError, match=r"weights=0\.5: give a whole number"):
         flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1, 0.5])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(rs.PlanError, match="at least 1"):
+    with pytest.raises(rs.PlanError, match=r"weights=0: .*at least 1"):
         flow.union([flow.from_items([1]), flow.from_items([2])], weights=[1, 0])
     with pytest.raises(rs.PlanError, match="output"):
         flow.union_async([flow.from_items([1])], output=[1])
@@ -795,8 +898,21 @@ def test_misuse_is_caught_when_the_plan_is_built(engine: rs.Engine) -> None:
         flow.from_actors(workers, "smple")
     with pytest.raises(rs.PlanError, match="at least one actor"):
         flow.from_actors([], "sample")
+    untyped: Any = flow  # a type checker would refuse most of these, too
     for build in (
         lambda s: s.batch(0),
+        lambda s: s.batch(2.5),
+        lambda s: s.take(2.5),
+        lambda s: s.for_each(None),
+        lambda s: s.for_each(lambda x, y: x),
+        lambda s: s.filter(5),
+        lambda s: untyped.union([s, shards]),
+        lambda s: untyped.union_async([[1]]),
+        lambda s: untyped.limit_ratio(s, shards, 1),
+        lambda s: untyped.graph(shards),
+        lambda s: next(shards),
+        lambda s: untyped.from_actors([Worker], "sample"),
+        lambda s: untyped.from_items(None),
         lambda s: s.take(-1),
         lambda s: s.prefetch(0),
         lambda s: s.split(1),

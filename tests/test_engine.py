@@ -25,6 +25,7 @@ from rollstream.engine import (
 )
 from rollstream.engine.actor import Cell, Message
 from rollstream.engine.ledger import Ledger
+from rollstream.testing import ChaosEngine
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
 ENGINES = ["inline", "threads"]
@@ -651,3 +652,91 @@ def test_a_failure_is_not_raised_in_an_actor_that_has_nothing_to_do_with_it() ->
         first, second = engine.spawn(Edge, count=2)
         first.send("tell_and_ask", second, seen)
     assert seen == [1]
+
+
+class Slow:
+    def __init__(self, event: threading.Event):
+        self.event = event
+        self.handled = 0
+
+    def work(self) -> None:
+        self.event.wait()
+        self.handled += 1
+
+
+def test_a_mailbox_is_bounded() -> None:
+    event = threading.Event()
+    with rs.engine("threads") as engine:
+        [slow] = engine.spawn(Slow, (event,))
+        for _ in range(engine.mailbox):
+            slow.send("work")
+        assert engine.statistics().actors[0].queued == engine.mailbox
+        opener = threading.Thread(target=event.set)
+        opener.start()
+        for _ in range(3 * engine.mailbox):
+            slow.send("work")
+            assert slow.outstanding <= engine.mailbox
+        opener.join()
+        assert slow.apply(lambda instance: instance.handled).result() == 4 * engine.mailbox
+
+
+def test_a_mailbox_is_bounded_under_every_order_of_events() -> None:
+    event = threading.Event()
+    event.set()
+    with ChaosEngine(5) as engine:
+        [slow] = engine.spawn(Slow, (event,))
+        for _ in range(3000):
+            slow.send("work")
+            assert slow.outstanding <= engine.mailbox
+
+
+def test_actors_spawned_at_the_same_time_have_names_of_their_own() -> None:
+    with rs.engine("threads") as engine:
+
+        def spawn() -> None:
+            for _ in range(20):
+                engine.spawn(Edge)
+
+        threads = [threading.Thread(target=spawn) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(engine.actors) == 80
+
+
+class Peer:
+    def meet(self, other: Actor[Any]) -> None:
+        self.other = other
+
+    def ask(self) -> Any:
+        return self.other.call("ask").result()
+
+
+def test_actors_that_wait_for_each_other_are_a_deadlock_of_the_flow() -> None:
+    with rs.engine("threads") as engine:
+        first, second = engine.spawn(Peer, count=2)
+        first.send("meet", second)
+        second.send("meet", first)
+        plan = rs.flow.from_actors([first], "ask").gather_async()
+        with pytest.raises(rs.Deadlock, match=r"gather_async waits for .*Peer\[0\]"):
+            next(plan)
+
+
+def test_a_constructor_that_fails_is_named() -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no such rom")
+
+    for name in ENGINES:
+        with rs.engine(name) as engine, pytest.raises(OSError, match="no such rom") as caught:
+            engine.spawn(Broken, name="player")
+        assert caught.value.__notes__ == ["raised while player was built"]
+
+
+def test_spawn_says_what_it_wants() -> None:
+    with rs.engine("inline") as engine:
+        with pytest.raises(rs.EngineError, match="takes a class"):
+            engine.spawn(Peer())  # pyright: ignore[reportArgumentType]
+        with pytest.raises(rs.EngineError, match="how many is count="):
+            engine.spawn(Peer, 4)  # pyright: ignore[reportArgumentType]

@@ -128,3 +128,21 @@ def test_check_operator_catches_lost_state() -> None:
 
     with pytest.raises(AssertionError, match="resume"):
         check_operator(lambda s: s.combine(Forgetful()), [1, 2, 3], [[1, 2], [2, 3]])
+
+
+def test_check_operator_catches_state_that_is_only_there_between_outputs() -> None:
+    class Pairs:
+        """Would have to offer `state_dict`, and does not."""
+
+        def __init__(self) -> None:
+            self.kept: list[int] = []
+
+        def __call__(self, item: int) -> list[list[int]]:
+            self.kept.append(item)
+            if len(self.kept) < 2:
+                return []
+            pair, self.kept = self.kept, []
+            return [pair]
+
+    with pytest.raises(AssertionError, match="resume"):
+        check_operator(lambda s: s.combine(Pairs()), [1, 2, 3, 4], [[1, 2], [3, 4]])

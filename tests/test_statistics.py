@@ -77,6 +77,17 @@ def test_14_the_bottleneck_has_a_name(shard: float, driver: float, slowest: str)
     assert f"{slowest} *" in str(statistics)
 
 
+def test_14_on_inline_all_share_one_thread() -> None:
+    with rs.engine("inline") as engine:
+        sources = engine.spawn(ScriptedSource, ([list(range(5))] * 4,), count=4)
+        shards = flow.from_actors(sources, "next").for_each(Busy(0.004), name="shard").gather_async()
+        plan = shards.for_each(Busy(0.002), name="driver")
+        list(plan)
+        statistics = plan.statistics()
+    assert statistics.bottleneck == "shard"
+    assert statistics.share(statistics["shard"]) > 0.5
+
+
 def test_14_waiting_is_counted_where_it_happens() -> None:
     with rs.engine("threads") as engine:
         sources = engine.spawn(ScriptedSource, ([list(range(3))],))
@@ -151,7 +162,7 @@ def test_14_a_trace_opens_in_perfetto(name: str, tmp_path: Path) -> None:
         assert not path.exists()
         assert len(list(plan)) == 8
     events = json.loads(path.read_text())["traceEvents"]
-    tracks = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    tracks = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
     assert {"driver", "worker[0]", "worker[1]"} <= set(tracks)
 
     spans = [event for event in events if event["ph"] == "X"]

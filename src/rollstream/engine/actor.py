@@ -40,7 +40,7 @@ def wants_context(function: Callable[..., Any]) -> bool:
 class Message:
     """One message on its way: a method to call or a function of the cell to run, and who waits."""
 
-    __slots__ = ("args", "future", "label", "operation", "posted")
+    __slots__ = ("actor", "args", "future", "label", "operation", "posted")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Message:
         future: Future[Any] | None,
         label: str,
     ):
+        self.actor: Actor[Any] | None = None  # whom it was posted to
         self.posted: tuple[str, float] | None = None  # sender and time, when messages are traced
         self.operation = operation
         self.args = args
@@ -76,7 +77,11 @@ class Cell:
         kwargs = dict(zip(self.kwargs, resolve(tuple(self.kwargs.values())), strict=True))
         if wants_context(self.cls) and "context" not in kwargs:
             kwargs["context"] = self.context
-        self.instance = self.cls(*resolve(self.args), **kwargs)
+        try:
+            self.instance = self.cls(*resolve(self.args), **kwargs)
+        except Exception as error:
+            error.add_note(f"raised while {self.context.name} was built")
+            raise
 
     def run(self, operation: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Handle one message: call a method of the instance, or a function of the cell."""
@@ -129,12 +134,14 @@ def resolve(args: tuple[Any, ...]) -> tuple[Any, ...]:
 class Actor(Generic[A]):
     """A handle to one instance somewhere: every use of it is visibly a message."""
 
-    __slots__ = ("cell", "cls", "engine", "index", "mailbox", "name", "sticky")
+    __slots__ = ("cell", "cls", "engine", "index", "mailbox", "name", "outstanding", "sticky")
 
     def __init__(self, engine: Engine, cell: Cell, mailbox: Any = None):
         self.engine = engine
         self.cell = cell
         self.mailbox = mailbox
+        self.outstanding = 0
+        """Messages sent to it and not yet handled."""
         self.sticky: dict[str, Message] = {}
         self.cls: type[A] = cell.cls
         self.name = cell.context.name
@@ -150,8 +157,13 @@ class Actor(Generic[A]):
         return self.ask(method, *args, sticky=sticky)
 
     def send(self, method: str, *args: Any, sticky: bool | str = False) -> None:
-        """Call a method without a reply. A failure stops the flow, or is raised by the engine."""
+        """Call a method without a reply. A failure stops the flow, or is raised by the engine.
+
+        The driver waits here while the actor is too far behind (`Engine.mailbox` messages).
+        """
         self.require(method)
+        if self.outstanding >= self.engine.mailbox:
+            self.engine.make_room(self)
         label = f"{self.name}.{method}"
         self.engine.post(self, Message(method, args, None, label), _kind(method, sticky))
 

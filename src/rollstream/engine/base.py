@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ class ActorStatistics:
     messages: int
     failures: int
     restarts: int
+    queued: int
+    """Messages sent to it and not yet handled."""
     busy: float
 
 
@@ -59,6 +62,10 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    concurrent: ClassVar[bool] = True
+    """Whether actors run beside the driver."""
+    mailbox: ClassVar[int] = 1000
+    """How many messages an actor may be behind before the driver's `send` waits for it."""
     catches: ClassVar[type[BaseException]] = Exception
     """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
 
@@ -66,6 +73,8 @@ class Engine(ABC):
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
         self.ledger = Ledger()
+        self._names: set[str] = set()
+        self._naming = threading.Lock()
 
     # The verbs ---------------------------------------------------------------------------------
 
@@ -84,10 +93,15 @@ class Engine(ABC):
         Actors are named `name`, or `name[0]`, `name[1]`, ... when there are several.
         """
         self.require_open()
+        if not isinstance(cls, type):
+            raise EngineError(f"spawn takes a class, and {cls!r} is none")
+        if not isinstance(args, Sequence) or isinstance(args, str):
+            raise EngineError(
+                f"args={args!r}: give the constructor's arguments as a tuple; how many is count="
+            )
         if count < 1:
             raise EngineError(f"count={count}: spawn at least one actor")
-        base = self._free_name(name or cls.__name__)
-        names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
+        names = self._take_names(name or cls.__name__, count)
         contexts = [ActorContext(actor, index, count) for index, actor in enumerate(names)]
         cells = [Cell(cls, tuple(args), kwargs or {}, context) for context in contexts]
         actors: list[Actor[A]] = self._start(cells)
@@ -104,8 +118,9 @@ class Engine(ABC):
         self.require_open()
         label = getattr(function, "__name__", repr(function))
         future: Future[R] = Future(self, label)
-        self.ledger.post()
-        self._run_task(Message(function, args, future, label))
+        message = Message(function, args, future, label)
+        self.ledger.post(message)
+        self._run_task(message)
         return future
 
     def wait(
@@ -117,13 +132,15 @@ class Engine(ABC):
         """
         if count > len(futures):
             raise EngineError(f"count={count}, but there are only {len(futures)} futures to wait for")
-        sink, from_driver = self.sink(), self.sender() == DRIVER
+        sink, sender = self.sink(), self.sender()
+        from_driver = sender == DRIVER
+        blocked = None if from_driver or timeout is not None else self.actors[sender]
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
                 if from_driver and self.ledger.failures:
                     self.ledger.raise_failure()
-                if not self.ledger.expect(futures, count, sink, blocks=not from_driver and end is None):
+                if not self.ledger.expect(futures, count, sink, blocked):
                     break
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if sink.wait(left) is None:
@@ -144,6 +161,13 @@ class Engine(ABC):
                 f"this thread waits. Send the message that completes it before waiting."
             )
 
+    def results(self, futures: Sequence[Future[T]]) -> list[T]:
+        """The results of all; raises the first error once every reply has come."""
+        self.wait(futures, count=len(futures))
+        for future in futures:
+            future.read = True
+        return [future.result() for future in futures]
+
     def restart(self, actor: Actor[Any]) -> Future[None]:
         """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
         return actor.ask(_rebuild, actor, list(actor.sticky.values()), name="restart")
@@ -156,6 +180,7 @@ class Engine(ABC):
                 actor.cell.messages,
                 actor.cell.failures,
                 actor.cell.context.restarts,
+                actor.outstanding,
                 actor.cell.busy,
             )
             for actor in list(self.actors.values())
@@ -209,7 +234,7 @@ class Engine(ABC):
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
-        self.ledger.post()
+        self.ledger.post(message, actor)
         self._deliver(actor, message)
 
     def hopeless(self) -> bool:
@@ -219,6 +244,15 @@ class Engine(ABC):
     def sender(self) -> str:
         """The name of the actor whose method is running in this thread, or `driver`."""
         return DRIVER
+
+    def make_room(self, actor: Actor[Any]) -> None:
+        """Wait until an actor is less far behind. Actors never wait here: two could wait for each other."""
+        sink = self.sink()
+        while self.sender() == DRIVER and self.ledger.crowded(actor, self.mailbox, sink):
+            if self.ledger.idle():
+                raise Deadlock(f"{actor.name} has {actor.outstanding} messages waiting and cannot go on")
+            sink.wait()
+            self.require_open()
 
     def require_open(self) -> None:
         """Raise if the engine is closed."""
@@ -308,8 +342,15 @@ class Engine(ABC):
             error.add_note(f"raised by {actor.name}.close")
             self.ledger.fail(error)
 
+    def _take_names(self, name: str, count: int) -> list[str]:
+        with self._naming:
+            base = self._free_name(name)
+            names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
+            self._names.update(names)
+        return names
+
     def _free_name(self, name: str) -> str:
-        taken = {*self.actors, *(actor.partition("[")[0] for actor in self.actors)}
+        taken = {*self._names, *(actor.partition("[")[0] for actor in self._names)}
         candidate, number = name, 1
         while candidate in taken:
             number += 1

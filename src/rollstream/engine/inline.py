@@ -36,6 +36,7 @@ class InlineEngine(Engine):
     """Synchronous and deterministic: a debugger walks from the plan into an actor and back."""
 
     name = "inline"
+    concurrent = False
 
     def __init__(self) -> None:
         super().__init__()

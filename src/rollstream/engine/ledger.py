@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rollstream.engine.actor import Message
+from rollstream.engine.actor import Actor, Message
 from rollstream.engine.errors import EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 
@@ -27,24 +27,28 @@ class Ledger:
         """Messages sent and not yet handled."""
         self._lock = threading.Lock()
         self._watchers: list[Sink] = []
-        self._blocked: set[Sink] = set()
+        self._blocked: dict[Sink, Actor[Any] | None] = {}
+        self._crowded: dict[Sink, tuple[Actor[Any], int]] = {}
         self._deferred: dict[Message, str] = {}
         self._failed: list[Future[Any]] = []
 
-    def post(self) -> None:
-        """A message was sent."""
+    def post(self, message: Message, actor: Actor[Any] | None = None) -> None:
+        """A message was sent to an actor, or is a task of nobody's."""
         with self._lock:
             self.outstanding += 1
+            if actor is not None:
+                message.actor = actor
+                actor.outstanding += 1
 
     def settle(
         self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
     ) -> None:
         """A message was handled: hand on its reply, or keep its error."""
-        if error is not None:
-            error.add_note(f"raised while {message.label} was handled")
         future, told = message.future, None
+        if error is not None and (future is None or future.sink is None):  # a flow says more than this
+            error.add_note(f"raised while {message.label} was handled")
         with self._lock:
-            self.outstanding -= handled
+            self._handled(message, handled)
             if future is not None:
                 future.value, future.error, future.done = value, error, True
                 if (told := future.sink) is not None:
@@ -53,12 +57,20 @@ class Ledger:
                     self._failed = [*(known for known in self._failed if not known.read), future]
                 for waiter in future.waiters:
                     waiter.put(future)
-                    self._blocked.discard(waiter)
+                    self._blocked.pop(waiter, None)
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
                 self._wake()
-            if self.outstanding == len(self._blocked):
+            if self._idle():
                 self._wake(told)
+
+    def _handled(self, message: Message, count: int) -> None:
+        self.outstanding -= count
+        if message.actor is not None:
+            message.actor.outstanding -= count
+            for sink, (actor, limit) in self._crowded.items():
+                if actor.outstanding < limit:
+                    sink.wake()
 
     # Deferred replies --------------------------------------------------------------------------
 
@@ -72,8 +84,8 @@ class Ledger:
             self.settle(message, None, error)
             return
         with self._lock:
-            self.outstanding -= 1
-            if self.outstanding == len(self._blocked):
+            self._handled(message, 1)
+            if self._idle():
                 self._wake()
 
     def abandon(self, error: EngineError, receiver: str | None = None) -> None:
@@ -89,9 +101,15 @@ class Ledger:
     # Waiting -----------------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Whether no message is queued or runs; deferred replies and actors that wait do not run."""
+        """Whether nothing runs: no message is left but those of actors that wait."""
         with self._lock:
-            return self.outstanding == len(self._blocked)
+            return self._idle()
+
+    def _idle(self) -> bool:
+        if not self._blocked:
+            return self.outstanding == 0
+        stuck = {actor.name: actor.outstanding for actor in self._blocked.values() if actor is not None}
+        return self.outstanding == sum(stuck.values())
 
     def watch(self, sink: Sink) -> None:
         """Wake this sink when the engine goes idle or closes, and when a message nobody awaits fails."""
@@ -104,10 +122,12 @@ class Ledger:
             if sink in self._watchers:
                 self._watchers.remove(sink)
 
-    def expect(self, futures: Sequence[Future[Any]], count: int, sink: Sink, *, blocks: bool) -> bool:
+    def expect(
+        self, futures: Sequence[Future[Any]], count: int, sink: Sink, blocked: Actor[Any] | None
+    ) -> bool:
         """Whether fewer than `count` futures are done; then the others' replies will come to the sink.
 
-        `blocks` says that an actor waits, so that the message it handles does not run meanwhile.
+        `blocked` is the actor that waits for them, if one does: nothing sent to it runs meanwhile.
         """
         with self._lock:
             if sum(future.done for future in futures) >= count:
@@ -116,17 +136,26 @@ class Ledger:
                 self._watchers.append(sink)
                 for future in futures:
                     future.waiters += (sink,)
-            if blocks:
-                self._blocked.add(sink)
-                if self.outstanding == len(self._blocked):
+            if blocked is not None:
+                self._blocked[sink] = blocked
+                if self._idle():
                     self._wake(sink)
+        return True
+
+    def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
+        """Whether `limit` messages wait for an actor; then the sink is woken when there are fewer."""
+        with self._lock:
+            if actor.outstanding < limit:
+                self._crowded.pop(sink, None)
+                return False
+            self._crowded[sink] = (actor, limit)
         return True
 
     def forget(self, futures: Sequence[Future[Any]], sink: Sink) -> None:
         """Undo `expect`."""
         self.unwatch(sink)
         with self._lock:
-            self._blocked.discard(sink)
+            self._blocked.pop(sink, None)
             for future in futures:
                 future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
 

@@ -71,7 +71,7 @@ class Split(Node):
             branches = " and ".join(f"branch {branch}" for branch in full)
             return (
                 f"{self.name} ({self.location}) holds {self.buffer} of {self.buffer} items for {branches}, "
-                f"which nobody pulls"
+                f"which nobody pulls; join its branches by union_async, or give it a larger buffer"
             )
         return None
 

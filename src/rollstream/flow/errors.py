@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from bdb import BdbQuit
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,8 +34,13 @@ class OperatorError(RollstreamError):
         """The exception itself, when it was raised in this process."""
 
     @classmethod
-    def of(cls, error: BaseException, operator: str, location: str, shard: str | None) -> OperatorError:
-        """Wrap what an operator raised; the traceback goes on into the operator's own frames."""
+    def of(cls, error: BaseException, operator: str, location: str, shard: str | None) -> BaseException:
+        """Wrap what an operator raised; the traceback goes on into the operator's own frames.
+
+        Leaving the debugger is not a failure, and stays what it is.
+        """
+        if isinstance(error, BdbQuit):
+            return error
         frames = _own_frames(error.__traceback__)
         details = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
         reason = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]

@@ -69,9 +69,9 @@ class Gather(Node):
         super().open(flow)
         self._key = flow.key(self.name)
         plan = replace(self.plan, traced=flow.tracer is not None)
-        futures = [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
-        for future in futures:
-            future.result()
+        self.engine.results(
+            [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
+        )
 
     def stop(self) -> None:
         """Issue no more requests and take the shards away."""

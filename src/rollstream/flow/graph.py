@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from rollstream.engine import Actor
 from rollstream.engine.base import DRIVER
 from rollstream.flow.branches import Branch
+from rollstream.flow.errors import PlanError
 from rollstream.flow.gather import Gather
 from rollstream.flow.limiter import Limit
 from rollstream.flow.node import Chain, Node, ancestors
@@ -78,6 +79,8 @@ class Graph:
 
 def graph(stream: Iter[Any]) -> Graph:
     """The graph that ends in this stream."""
+    if not isinstance(stream, Iter):
+        raise PlanError(f"{stream!r} is no plan yet; gather it, and draw the Iter you get")
     root = stream._node
     name_nodes(root)
     nodes = [node for node in ancestors(root) if not isinstance(node, Branch)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from rollstream.engine import ActorContext
 
 
 class Consumer:
     """Builds its stream when it is first asked, and gives its items one by one."""
 
-    def __init__(self, factory: Callable[[], Iterable[Any]]):
-        self._factory = factory
+    def __init__(self, factories: Sequence[Callable[[], Iterable[Any]]], *, context: ActorContext):
+        self._factory = factories[context.index]
         self._stream: Any = None
         self._iterator: Iterator[Any] | None = None
         self._given = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollstream.engine import Actor, Deadlock, Engine, Future
@@ -59,7 +60,10 @@ class Flow:
     def advance(self, root: Node) -> Any:
         """The next value of a root; the only place that waits."""
         if self._active:
-            raise PlanError("the flow was asked for its next item from inside one of its own operators")
+            raise PlanError(
+                "the flow was asked for its next item while it works on one: from inside one of its own "
+                "operators, or from another thread"
+            )
         if self.closed or root.stopped:
             raise StopIteration
         if not self.started:
@@ -157,22 +161,29 @@ class Flow:
     # State -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on later: nodes, shards and actors, as plain data."""
+        """Everything needed to go on later: nodes, shards and actors, as plain data that is nobody else's."""
         self._require_between_items("saved")
         if self.closed and not self.over:
             raise StateError("the flow was stopped before its end, so there is nothing to go on from")
         self._settle()
-        state: dict[str, Any] = {"format": _FORMAT, "nodes": {}, "shards": {}, "actors": {}}
-        for node in self.nodes:
-            state["nodes"][node.name] = node.state_dict()
-            if isinstance(node, Gather) and not node.stopped:
-                key = self.key(node.name)
-                futures = [port.actor.ask(shard.shard_state, key) for port in node.ports]
-                state["shards"][node.name] = [future.result() for future in futures]
-        futures = {name: actor.ask(shard.actor_state) for name, actor in self.directory.items()}
-        states = {name: future.result() for name, future in futures.items()}
-        state["actors"] = {name: own for name, own in states.items() if own is not None}
-        return state
+        nodes = {node.name: node.state_dict() for node in self.nodes}
+        shards = {
+            gather.name: self._ask(
+                port.actor.ask(shard.shard_state, self.key(gather.name)) for port in gather.ports
+            )
+            for gather in self._gathers()
+        }
+        actors = self._ask(actor.ask(shard.actor_state) for actor in self.directory.values())
+        states = {name: own for name, own in zip(self.directory, actors, strict=True) if own is not None}
+        operators = self._operators()
+        whole = {
+            "format": _FORMAT,
+            "operators": operators,
+            "nodes": nodes,
+            "shards": shards,
+            "actors": states,
+        }
+        return copy.deepcopy(whole)  # the flow goes on, and may change what it holds
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where a saved flow stood. Only for a flow that has not begun."""
@@ -181,24 +192,41 @@ class Flow:
             raise StateError(
                 "a state can only be loaded into a fresh flow; build the plan again and load it there"
             )
-        if state.get("format") != _FORMAT:
-            raise StateError(f"this state has format {state.get('format')!r}, not {_FORMAT}")
-        names = {node.name for node in self.nodes}
-        _require_same("nodes", set(state["nodes"]), names)
-        _require_same("actors", set(state["actors"]), set(state["actors"]) & set(self.directory))
-        futures: list[Future[Any]] = []
-        for name, own in state["actors"].items():
-            futures.append(self.directory[name].ask(shard.load_actor_state, own))
+        try:
+            self._load(copy.deepcopy(state))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (KeyError, TypeError, AttributeError, ValueError)):
+                raise StateError(f"this is not a flow's state, or it is damaged: {error!r}") from error
+            raise
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if state["format"] != _FORMAT:
+            raise StateError(f"this state has format {state['format']!r}, not {_FORMAT}")
+        _require_same("operators", state["operators"], self._operators())
+        _require_same("actors", state["actors"], [name for name in state["actors"] if name in self.directory])
+        futures = [
+            self.directory[name].ask(shard.load_actor_state, own) for name, own in state["actors"].items()
+        ]
         for node in self.nodes:
             own = state["nodes"][node.name]
             if own["stopped"]:
                 node.stop()
             node.load_state_dict(own)
-            if isinstance(node, Gather) and not node.stopped:
-                for port, theirs in zip(node.ports, state["shards"][node.name], strict=True):
-                    futures.append(port.actor.ask(shard.load_shard_state, self.key(node.name), theirs))
-        for future in futures:
-            future.result()
+        for gather in self._gathers():
+            for port, own in zip(gather.ports, state["shards"][gather.name], strict=True):
+                futures.append(port.actor.ask(shard.load_shard_state, self.key(gather.name), own))
+        self._ask(futures)
+
+    def _gathers(self) -> list[Gather]:
+        return [node for node in self.nodes if isinstance(node, Gather) and not node.stopped]
+
+    def _operators(self) -> list[str]:
+        return [operator.name for node in self.nodes for operator in operators(node)]
+
+    def _ask(self, futures: Iterable[Future[Any]]) -> list[Any]:
+        futures = list(futures)
+        return self.engine.results(futures) if self.engine is not None else []
 
     def _settle(self) -> None:
         """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
@@ -261,8 +289,10 @@ def engine_of(root: Node) -> Engine | None:
     return next(iter(engines.values()), None)
 
 
-def _require_same(what: str, saved: set[str], here: set[str]) -> None:
-    if saved != here:
-        parts = [f"saved but not here: {', '.join(sorted(saved - here))}"] if saved - here else []
-        parts += [f"here but not saved: {', '.join(sorted(here - saved))}"] if here - saved else []
-        raise StateError(f"the state belongs to another plan; {what} {'; '.join(parts)}")
+def _require_same(what: str, saved: Sequence[str] | Mapping[str, Any], here: list[str]) -> None:
+    if list(saved) != here:
+        missing, extra = [n for n in saved if n not in here], [n for n in here if n not in saved]
+        parts = [f"saved but not here: {', '.join(missing)}"] if missing else []
+        parts += [f"here but not saved: {', '.join(extra)}"] if extra else []
+        reason = "; ".join(parts) or f"saved as {', '.join(saved)}; here {', '.join(here)}"
+        raise StateError(f"the state belongs to another plan; {what} {reason}")

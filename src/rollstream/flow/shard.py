@@ -13,6 +13,7 @@ from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
+from rollstream.flow.provenance import Origin
 from rollstream.flow.stages import Context, Packet, Stage
 
 ITEM, END = 0, 1
@@ -227,14 +228,20 @@ def actor_state(cell: Cell) -> Any:
 def load_actor_state(cell: Cell, state: Any) -> None:
     """Give an actor its state."""
     if not hasattr(cell.instance, "load_state_dict"):
-        raise StateError(f"{type(cell.instance).__name__} offers state_dict but no load_state_dict")
+        raise StateError(f"{cell.context.name} has a saved state, and no method load_state_dict to take it")
     cell.instance.load_state_dict(state)
 
 
-def run_method(cell: Cell, method: str, value: Any) -> Any:
-    """Call a method for a `via` node; the reply is its result and the time it took."""
+def run_method(cell: Cell, method: str, value: Any, about: tuple[str, Origin] | None) -> Any:
+    """Call a method for a `via` node; the reply is its result and the time it took.
+
+    `about` is what a context is made of, for a method that asks for one.
+    """
     start = time.perf_counter()
-    result = getattr(cell.instance, method)(value)
+    if about is None:
+        result = getattr(cell.instance, method)(value)
+    else:
+        result = getattr(cell.instance, method)(value, context=Context(*about, cell.instance, {}))
     spent = time.perf_counter() - start
     if not isinstance(result, Deferred):
         return result, spent

@@ -41,6 +41,9 @@ class Context:
 
     def note(self, **numbers: float) -> None:
         """Add numbers to the provenance: a policy version, environment steps."""
+        for key, value in numbers.items():
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"note({key}={value!r}): notes are numbers, so that they can be added up")
         provenance = self.provenance
         tallies = {key: Tally(value, value, value) for key, value in numbers.items()}
         self._origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
@@ -91,16 +94,20 @@ class Stage(Stateful):
         """Also the function's own state, if it offers one."""
         state = super().state_dict()
         if hasattr(self.function, "state_dict"):
-            state["function"] = self.function.state_dict()
+            try:
+                state["function"] = self.function.state_dict()
+            except Exception as error:
+                raise StateError(f"{self.name} ({self.location}) could not be saved: {error!r}") from error
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
         if "function" in state:
-            if not hasattr(self.function, "load_state_dict"):
-                raise StateError(f"the saved state has a state for {self.name}, which has no load_state_dict")
-            self.function.load_state_dict(state["function"])
+            try:
+                self.function.load_state_dict(state["function"])
+            except Exception as error:
+                raise StateError(f"{self.name} ({self.location}) could not be loaded: {error!r}") from error
 
 
 class ForEach(Stage):
@@ -115,7 +122,7 @@ class ForEach(Stage):
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Call the function with its context."""
         context = self.context(origin)
-        value = self.function(value, context)
+        value = self.function(value, context=context)
         return value, context._origin  # a note changes it
 
 
@@ -130,7 +137,11 @@ class Filter(Stage):
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself, or nothing."""
-        keep = self.function(value, self.context(origin)) if self._wants_context else self.function(value)
+        keep = (
+            self.function(value, context=self.context(origin))
+            if self._wants_context
+            else self.function(value)
+        )
         return (value, origin) if keep else None
 
 
@@ -177,7 +188,11 @@ class Combine(Merging):
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Call the function; it may keep the item and give nothing."""
-        outputs = self.function(value, self.context(origin)) if self._wants_context else self.function(value)
+        outputs = (
+            self.function(value, context=self.context(origin))
+            if self._wants_context
+            else self.function(value)
+        )
         self._merger.add(origin)
         outputs = list(outputs)
         if not outputs:

@@ -43,12 +43,15 @@ class Statistics:
 
     elapsed: float
     nodes: tuple[NodeStatistics, ...]
+    concurrent: bool = True
+    """Whether actors run beside the driver; on `inline` all share its thread."""
 
     def __getitem__(self, name: str) -> NodeStatistics:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise KeyError(f"no node {name!r}; the nodes are: {', '.join(node.name for node in self.nodes)}")
+        names = ", ".join(node.name for node in self.nodes) or "none, before the first item"
+        raise KeyError(f"no node {name!r}; the nodes are: {names}")
 
     @property
     def bottleneck(self) -> str | None:
@@ -59,12 +62,17 @@ class Statistics:
         if not any(load.values()):
             return None
         place = max(load, key=lambda name: load[name])
-        return max((n for n in self.nodes if n.place == place), key=lambda n: n.busy).name
+        there = [node for node in self.nodes if node.place == place or not self.concurrent]
+        return max(there, key=lambda node: node.busy).name
+
+    def share(self, node: NodeStatistics) -> float:
+        """The part of the time that a node worked, on average over its copies if they work side by side."""
+        copies = node.copies if self.concurrent else 1
+        return node.busy / copies / self.elapsed if self.elapsed else 0.0
 
     def __str__(self) -> str:
         rows = [("node", "where", "items", "dropped", "busy", "share", "waited", "queue")]
         for node in self.nodes:
-            share = node.busy / node.copies / self.elapsed if self.elapsed else 0.0
             rows.append(
                 (
                     node.name + (" *" if node.name == self.bottleneck else ""),
@@ -72,7 +80,7 @@ class Statistics:
                     f"{node.items:,}",
                     f"{node.dropped:,}" if node.dropped else "",
                     f"{node.busy:.3f} s",
-                    f"{share:.0%}",
+                    f"{self.share(node):.0%}",
                     f"{node.waiting:.3f} s" if node.waiting else "",
                     str(node.queue) if node.queue else "",
                 )
@@ -93,7 +101,8 @@ def statistics_of(flow: Flow) -> Statistics:
     """The counters of a flow as they are now; safe from any thread."""
     end = flow.ended or time.perf_counter()
     rows = [row for node in list(flow.nodes) for row in _rows(node)]
-    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows))
+    concurrent = flow.engine is not None and flow.engine.concurrent
+    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows), concurrent)
 
 
 def place_of(actors: list[Actor[Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,7 @@ from rollstream.flow.gather import GatherAsync, GatherSync
 from rollstream.flow.limiter import Limit, RatioLimiter
 from rollstream.flow.node import Chain, Node, Source, ancestors
 from rollstream.flow.provenance import Provenance
-from rollstream.flow.runtime import Flow, engine_of
+from rollstream.flow.runtime import Flow, engine_of, operators
 from rollstream.flow.shard import ShardPlan
 from rollstream.flow.stages import Batch, Combine, Context, Filter, Flatten, ForEach, Stage, Take
 from rollstream.flow.statistics import Statistics, statistics_of
@@ -33,11 +34,13 @@ class _Stream:
     def __init__(self) -> None:
         self._consumer: str | None = None
 
+    splitting = "a, b = stream.split(2)"
+
     def _consume(self, consumer: str) -> None:
         if self._consumer is not None:
             raise PlanError(
                 f"{consumer} at {plan_line()} would consume a stream that {self._consumer} consumes already; "
-                f"a stream has one consumer, so split it first: a, b = stream.split(2)"
+                f"a stream has one consumer, so split it first: {self.splitting}"
             )
         self._consumer = f"{consumer} at {plan_line()}"
 
@@ -47,6 +50,8 @@ class ParIter(_Stream, Generic[T_co]):
 
     Gather it to get at its items: `gather_sync()` in rows, `gather_async()` as they come.
     """
+
+    splitting = "a, b = stream.gather_async().split(2)"
 
     def __init__(self, actors: Sequence[Actor[Any]], plan: ShardPlan):
         super().__init__()
@@ -61,7 +66,7 @@ class ParIter(_Stream, Generic[T_co]):
         A callable object may keep state: each shard has its own copy of it. A function with a second
         parameter, called `context`, also gets the actor's instance, the provenance and its own name.
         """
-        return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
+        return self._with(_stage(ForEach, function, name))
 
     def filter(
         self,
@@ -70,7 +75,7 @@ class ParIter(_Stream, Generic[T_co]):
         name: str | None = None,
     ) -> ParIter[T_co]:
         """Keep the items for which the function is true."""
-        return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
+        return self._with(_stage(Filter, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T_co]]:
         """Lists of `size` items of one shard."""
@@ -87,7 +92,7 @@ class ParIter(_Stream, Generic[T_co]):
         name: str | None = None,
     ) -> ParIter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
-        return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
+        return self._with(_stage(Combine, function, name))
 
     def gather_sync(self, *, name: str | None = None) -> Iter[list[T_co]]:
         """Rows of one item a shard. Between two rows no shard runs: a barrier."""
@@ -96,8 +101,7 @@ class ParIter(_Stream, Generic[T_co]):
 
     def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
-        if num_async < 1:
-            raise PlanError(f"num_async={num_async}: each shard needs at least one item in flight")
+        _require_whole("num_async", num_async, 1)
         self._consume("gather_async")
         return Iter(GatherAsync(name or "gather_async", plan_line(), self._actors, self._plan, num_async))
 
@@ -111,6 +115,8 @@ class ParIter(_Stream, Generic[T_co]):
             "a ParIter lives on its actors and cannot be iterated here; gather it first: "
             ".gather_sync() for rows, .gather_async() for items as they come"
         )
+
+    __next__ = __iter__
 
     def __repr__(self) -> str:
         return f"<ParIter {self._plan.name} on {len(self._actors)} actors>"
@@ -137,7 +143,7 @@ class Iter(_Stream, Generic[T_co]):
         A function with a second parameter, called `context`, also gets the provenance, the actors the
         item comes from, and its own name.
         """
-        return self._with(ForEach(_name_of(function, name, "for_each"), plan_line(), function))
+        return self._with(_stage(ForEach, function, name))
 
     def filter(
         self,
@@ -146,7 +152,7 @@ class Iter(_Stream, Generic[T_co]):
         name: str | None = None,
     ) -> Iter[T_co]:
         """Keep the items for which the function is true."""
-        return self._with(Filter(_name_of(function, name, "filter"), plan_line(), function))
+        return self._with(_stage(Filter, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> Iter[list[T_co]]:
         """Lists of `size` items; the last one of a stream that ends may be shorter."""
@@ -163,12 +169,11 @@ class Iter(_Stream, Generic[T_co]):
         name: str | None = None,
     ) -> Iter[U]:
         """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
-        return self._with(Combine(_name_of(function, name, "combine"), plan_line(), function))
+        return self._with(_stage(Combine, function, name))
 
     def take(self, count: int, *, name: str | None = None) -> Iter[T_co]:
         """The first `count` items, then the end; not one item more is asked for."""
-        if count < 0:
-            raise PlanError(f"take({count}): the number of items cannot be negative")
+        _require_whole("take", count, 0)
         return self._with(Take(name or "take", plan_line(), count))
 
     def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T_co, Provenance]]:
@@ -186,8 +191,7 @@ class Iter(_Stream, Generic[T_co]):
 
         A source notes the version it used: `context.note(version=...)`. Items without one pass.
         """
-        if limit < 0:
-            raise PlanError(f"max_staleness({limit}): the limit cannot be negative")
+        _require_whole("max_staleness", limit, 0)
 
         def fresh(_: T_co, context: Context) -> bool:
             version = context.provenance.least(note)
@@ -203,24 +207,24 @@ class Iter(_Stream, Generic[T_co]):
         *,
         name: str | None = None,
     ) -> Iter[Any]:
-        """Run a stage on one or several actors, `in_flight` items at a time, results in input order."""
-        actors = [actors] if isinstance(actors, Actor) else list(actors)
-        _check_actors(actors, method)
-        if in_flight < 1:
-            raise PlanError(f"in_flight={in_flight}: at least one item has to be on its way")
+        """Run a stage on one or several actors, `in_flight` items at a time, results in input order.
+
+        A method with a second parameter, called `context`, is given the provenance of its item.
+        """
+        actors = _checked_actors(actors, method)
+        _require_whole("in_flight", in_flight, 1)
         name = name or f"{actors[0].cls.__name__}.{method}"
         return self._into(Via(name, plan_line(), self._use("via"), actors, method, in_flight))
 
     def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Pull up to `count` items ahead without waiting for them: what is upstream goes on meanwhile."""
-        if count < 1:
-            raise PlanError(f"prefetch({count}): pull at least one item ahead")
+        _require_whole("prefetch", count, 1)
         return self._into(Prefetch(name or "prefetch", plan_line(), self._use("prefetch"), count))
 
     def split(self, n: int = 2, buffer: int = 16, *, name: str | None = None) -> tuple[Iter[T_co], ...]:
         """`n` streams that each get every item, at most `buffer` items apart. Join them by `union_async`."""
-        if n < 2 or buffer < 1:
-            raise PlanError(f"split({n}, buffer={buffer}): needs at least two branches and room for one item")
+        _require_whole("split", n, 2)
+        _require_whole("buffer", buffer, 1)
         split = Split(name or "split", plan_line(), self._use("split"), n, buffer)
         return tuple(self._into(Branch(split, index)) for index in range(n))
 
@@ -304,7 +308,7 @@ class Iter(_Stream, Generic[T_co]):
         return self._node.flow
 
     def __repr__(self) -> str:
-        return f"<Iter {self._node.name}>"
+        return f"<Iter {operators(self._node)[-1].name}>"
 
 
 _ITERATION = "iteration"
@@ -313,24 +317,28 @@ _ITERATION = "iteration"
 # Where streams begin -----------------------------------------------------------------------------
 
 
-def from_actors(actors: Sequence[Actor[Any]], method: str, *, name: str | None = None) -> ParIter[Any]:
+def from_actors(
+    actors: Actor[Any] | Sequence[Actor[Any]], method: str, *, name: str | None = None
+) -> ParIter[Any]:
     """A stream with one shard an actor; each item is a call of the method, StopIteration ends the shard.
 
     A method with a parameter called `context` can add numbers to the provenance of its item:
     `context.note(version=3, steps=64)`.
     """
-    _check_actors(actors, method)
+    actors = _checked_actors(actors, method)
     name = name or f"{actors[0].cls.__name__}.{method}"
     return ParIter(actors, ShardPlan(name, plan_line(), method, []))
 
 
 def from_items(items: Sequence[T], *, name: str | None = None) -> Iter[T]:
     """A stream of the items of a sequence."""
+    _require_iterable("from_items", items)
     return Iter(Source(name or "from_items", plan_line(), items))
 
 
 def from_iterable(iterable: Iterable[T], *, name: str | None = None) -> Iter[T]:
     """A stream of whatever can be iterated. To resume, elements given before are skipped."""
+    _require_iterable("from_iterable", iterable)
     return Iter(Source(name or "from_iterable", plan_line(), iterable))
 
 
@@ -339,13 +347,23 @@ def from_factories(
 ) -> ParIter[T]:
     """One actor a factory, each consuming its own independent stream: flows nest into trees.
 
-    A factory is called on its actor and returns something to iterate: an `Iter` with an engine of its
-    own, a generator, a list.
+    A factory is called on its actor and returns something to iterate: a list, a local `Iter`, or, for a
+    flow with actors of its own, a generator that opens an engine and yields from the plan:
+
+    >>> import rollstream as rs
+    >>> from rollstream.testing import ScriptedSource
+    >>> def inner():
+    ...     with rs.engine("inline") as engine:
+    ...         sources = engine.spawn(ScriptedSource, ([[1, 2], [10, 20]],), count=2)
+    ...         yield from from_actors(sources, "next").gather_sync().for_each(sum)
+    >>> with rs.engine("threads") as engine:
+    ...     list(from_factories(engine, [inner, inner]).gather_sync())
+    [[11, 11], [22, 22]]
     """
     if not factories:
         raise PlanError("from_factories needs at least one factory")
     base = name or _name_of(factories[0], None, "from_factories")
-    actors = [engine.spawn(nested.Consumer, (factory,), name=base)[0] for factory in factories]
+    actors = engine.spawn(nested.Consumer, (factories,), count=len(factories), name=base)
     return from_actors(actors, "next", name=base)
 
 
@@ -367,8 +385,8 @@ def union(
     weights = [1] * len(iters) if weights is None else list(weights)
     if len(weights) != len(iters):
         raise PlanError(f"{len(weights)} weights for {len(iters)} streams; give one weight a stream")
-    if any(not isinstance(weight, int) or weight < 1 for weight in weights):
-        raise PlanError(f"weights={weights}: weights are whole numbers of items, at least 1")
+    for weight in weights:
+        _require_whole("weights", weight, 1)
     nodes = _meet("union", iters, output)
     _refuse_shared_splits(nodes)
     _refuse_limiters(nodes)
@@ -402,12 +420,13 @@ def limit_ratio(
     it is their requests that are admitted or withheld. When one stream ends, the other ends where the
     ratio stops it. See `RatioLimiter` for the inequalities.
     """
+    _require_iter("limit_ratio", inserts)
+    _require_iter("limit_ratio", samples)
+    _require_whole("min_size", min_size, 1)
     least = max(1.0, samples_per_insert)
     error_buffer = least if error_buffer is None else error_buffer
-    if samples_per_insert <= 0 or min_size < 1:
-        raise PlanError(
-            f"samples_per_insert={samples_per_insert}, min_size={min_size}: both must be positive"
-        )
+    if samples_per_insert <= 0:
+        raise PlanError(f"samples_per_insert={samples_per_insert}: it has to be positive")
     if error_buffer < least:
         raise PlanError(
             f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}"
@@ -427,6 +446,8 @@ def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -
         raise PlanError(
             f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one"
         )
+    for stream in iters:
+        _require_iter(kind, stream)
     return [stream._use(kind) for stream in iters]
 
 
@@ -459,21 +480,45 @@ def _refuse_limiters(nodes: Sequence[Node]) -> None:
         seen |= limiters
 
 
-def _check_actors(actors: Sequence[Actor[Any]], method: str) -> None:
+def _checked_actors(actors: Actor[Any] | Sequence[Actor[Any]], method: str) -> list[Actor[Any]]:
+    actors = [actors] if isinstance(actors, Actor) else list(actors)
     if not actors:
         raise PlanError("a stream needs at least one actor; spawn some: engine.spawn(Worker, count=2)")
     for actor in actors:
+        if not isinstance(actor, Actor):
+            raise PlanError(f"{actor!r} is no actor; give those that engine.spawn returns")
         if actor.engine.closed:
             raise PlanError(
                 f"{actor.name} has ended with its engine; build the plan inside the engine's scope"
             )
         actor.require(method)
+    return actors
+
+
+def _require_whole(what: str, number: Any, least: int) -> None:
+    if not isinstance(number, int) or number < least:
+        raise PlanError(f"{what}={number!r}: give a whole number, at least {least}")
+
+
+def _require_iterable(what: str, items: Any) -> None:
+    if not isinstance(items, Iterable):
+        raise PlanError(f"{what}: {items!r} cannot be iterated")
+
+
+def _require_iter(what: str, stream: Any) -> None:
+    if not isinstance(stream, Iter):
+        fix = "gather it first" if isinstance(stream, ParIter) else "make one with flow.from_iterable"
+        raise PlanError(f"{what} takes Iter streams, and {stream!r} is none; {fix}")
 
 
 def _batch(size: int, name: str | None) -> Batch:
-    if size < 1:
-        raise PlanError(f"batch({size}): a batch has at least one item")
+    _require_whole("batch", size, 1)
     return Batch(name or "batch", plan_line(), size)
+
+
+def _stage(kind: type[ForEach | Filter | Combine], function: Any, name: str | None) -> Stage:
+    _require_operator(function, kind.kind)
+    return kind(_name_of(function, name, kind.kind), plan_line(), function)
 
 
 def _name_of(function: Any, name: str | None, kind: str) -> str:
@@ -484,3 +529,17 @@ def _name_of(function: Any, name: str | None, kind: str) -> str:
         function = function.func
     own = getattr(function, "__name__", type(function).__name__)
     return kind if own == "<lambda>" else own
+
+
+def _require_operator(function: Any, kind: str) -> None:
+    """Refuse what cannot be called with an item, and a context if it asks for one."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, **({"context": None} if "context" in signature.parameters else {}))
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise PlanError(
+            f"{kind} at {plan_line()} needs a function of one item, or of an item and a `context`, and "
+            f"{function!r} is none: {error}"
+        ) from None

@@ -21,7 +21,7 @@ class Tracer:
         self._partial = self.path.with_name(self.path.name + ".partial")
         self._events: list[dict[str, Any]] = []
         self._written = 0
-        self._tracks: dict[str, int] = {}
+        self._tracks: dict[str, int] = {"driver": 0}
         self._arrows = itertools.count(1)
         self._lock = threading.Lock()  # messages are recorded by the threads that handle them
         self._finished: dict[tuple[str, str], list[float]] = {}
@@ -46,8 +46,9 @@ class Tracer:
     def write(self) -> None:
         """Write what is left, and give the file its name."""
         for place, track in self._tracks.items():
-            name = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": place}}
-            self._events.append(name)
+            for key, value in (("name", place), ("sort_index", track)):
+                about = {"ph": "M", "pid": 1, "tid": track, "name": f"thread_{key}", "args": {key: value}}
+                self._events.append(about)
         self._flush()
         with self._partial.open("a") as file:
             file.write("\n]}\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollstream.engine import Actor, Future
-from rollstream.engine.actor import Message
+from rollstream.engine.actor import Message, wants_context
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Node, Pulled
@@ -35,6 +35,7 @@ class Via(Node):
         self.method = method
         self.in_flight = in_flight
         self.asynchronous = in_flight > 1
+        self._wants_context = wants_context(getattr(actors[0].cls, method))
         self.issued = 0
         self._pending: deque[tuple[Future[Any], Any]] = deque()
         self.ready: deque[Packet] = deque()
@@ -67,7 +68,8 @@ class Via(Node):
         label = f"{actor.name}.{self.method}"
         future: Future[Any] = Future(actor.engine, label, actor.name, self.flow.sink, (self, None))
         self._pending.append((future, origin))
-        actor.engine.post(actor, Message(shard.run_method, (self.method, value), future, label))
+        about = (self.name, origin) if self._wants_context else None
+        actor.engine.post(actor, Message(shard.run_method, (self.method, value, about), future, label))
 
     def arrived(self, _: Future[Any]) -> None:
         """A result is there: take in every result that is next in order."""

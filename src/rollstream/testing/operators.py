@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from rollstream.engine import Engine, InlineEngine, ThreadsEngine
-from rollstream.flow import Iter, from_actors, from_iterable
+from rollstream.flow import Iter, from_actors, from_iterable, union_async
 from rollstream.testing.chaos import ChaosEngine
 from rollstream.testing.scripted import ScriptedSource
 
@@ -22,8 +23,8 @@ def check_operator(
 
     Built, it pulls nothing. Its outputs are the same over a local source, over an actor on each engine and
     under `seeds` orders of events. Closed early, it stops its source. With `saved`, a snapshot taken after
-    any output, sent through JSON and loaded into a fresh flow, gives the same remaining outputs. `operator`
-    has to build everything anew on each call.
+    any output, and after any input, sent through JSON and loaded into a fresh flow, gives the same remaining
+    outputs. `operator` has to build everything anew on each call.
     """
     _check_lazy(operator, items)
     assert list(operator(from_iterable(items))) == list(expected), "over a local source"
@@ -63,26 +64,48 @@ def _check_on(
     *,
     saved: bool,
 ) -> None:
-    def begin(engine: Engine) -> Iter[Any]:
+    def plain(engine: Engine) -> Iter[Any]:
         sources = engine.spawn(ScriptedSource, ([items],), count=1, name="source")
-        return operator(from_actors(sources, "next").gather_async(2))
+        return operator(from_actors(sources, "next").gather_async(2)).for_each(_given, name="given")
+
+    def beside_its_inputs(engine: Engine) -> Iter[Any]:
+        """Also gives something after each input, so that a snapshot finds the operator half-way."""
+        sources = engine.spawn(ScriptedSource, ([items],), count=1, name="source")
+        left, right = from_actors(sources, "next").gather_async(2).split(2, buffer=1)
+        outputs = operator(left).for_each(_given, name="given")
+        return union_async([outputs, right.for_each(lambda _: "input", name="input")])
 
     with make() as engine:
         where = f"on {engine!r}"
-        stream = begin(engine)
-        outputs = list(stream)
+        outputs = _outputs(plain(engine))
         assert outputs == list(expected), f"{where}: {outputs}"
-        before = stream.statistics()
-        assert before.nodes, "a flow that ran has statistics"
-    if not saved:
-        return
-    for position in range(len(expected) + 1):
+    for begin in (plain, beside_its_inputs) if saved else ():
+        _check_resumes(make, begin, expected, where)
+
+
+def _check_resumes(
+    make: Callable[[], Engine], begin: Callable[[Engine], Iter[Any]], expected: Sequence[Any], where: str
+) -> None:
+    position, over = 0, False
+    while not over:
         with make() as engine:
             stream = begin(engine)
-            outputs = [next(stream) for _ in range(position)]
+            before = [item for item in islice(stream, position)]
             state = json.loads(json.dumps(stream.state_dict()))
-            assert outputs + list(stream) == list(expected), f"{where}: a snapshot changed the outputs"
+            over = len(before) < position
+            rest = _outputs(stream)
+            assert _outputs(before) + rest == list(expected), f"{where}: a snapshot changed the outputs"
         with make() as engine:
             stream = begin(engine)
             stream.load_state_dict(state)
-            assert list(stream) == list(expected)[position:], f"{where}: after a resume at output {position}"
+            resumed = _outputs(before) + _outputs(stream)
+            assert resumed == list(expected), f"{where}: after a resume at item {position}: {resumed}"
+        position += 1
+
+
+def _given(output: Any) -> list[Any]:
+    return ["output", output]
+
+
+def _outputs(items: Iterable[Any]) -> list[Any]:
+    return [item[1] for item in items if item != "input"]
