@@ -823,7 +823,7 @@ def test_13_a_snapshot_is_a_copy(make_engine: MakeEngine) -> None:
         item.append(len(item))
         return item
 
-    def build(engine: rs.Engine) -> flow.Iter[list[int]]:
+    def build(engine: rs.Engine) -> flow.Iter[Any]:
         return scripted(engine, [[] for _ in range(6)]).gather_async(3).for_each(grow).batch(2)
 
     with make_engine() as engine:

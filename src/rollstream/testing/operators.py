@@ -17,7 +17,7 @@ _END = object()
 
 
 def check_operator(
-    operator: Operator, items: Sequence[Any], expected: Sequence[Any], *, seeds: int = 20, saved: bool = True
+    operator: Operator, items: Sequence[Any], expected: Sequence[Any], *, seeds: int = 8, saved: bool = True
 ) -> None:
     """Check that an operator turns `items` into `expected`, however the items come.
 
@@ -90,7 +90,7 @@ def _check_resumes(
     while not over:
         with make() as engine:
             stream = begin(engine)
-            before = [item for item in islice(stream, position)]
+            before = list(islice(stream, position))
             state = json.loads(json.dumps(stream.state_dict()))
             over = len(before) < position
             rest = _outputs(stream)
