@@ -314,18 +314,14 @@ class SwallowsFailures(KeepsBooks):
 
 class SwallowsErrors(KeepsBooks):
     class books(Ledger):  # noqa: N801
-        def settle(
-            self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
-        ) -> None:
-            super().settle(message, value, None, handled)
+        def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
+            super().settle(message, value, None)
 
 
 class ChangesErrors(KeepsBooks):
     class books(Ledger):  # noqa: N801
-        def settle(
-            self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
-        ) -> None:
-            super().settle(message, value, error and RuntimeError(str(error)), handled)
+        def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
+            super().settle(message, value, error and RuntimeError(str(error)))
 
 
 class SharesNames(InlineEngine):

@@ -40,7 +40,7 @@ def wants_context(function: Callable[..., Any]) -> bool:
 class Message:
     """One message on its way: a method to call or a function of the cell to run, and who waits."""
 
-    __slots__ = ("actor", "args", "future", "label", "operation", "posted")
+    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "posted")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Message:
         label: str,
     ):
         self.actor: Actor[Any] | None = None  # whom it was posted to
+        self.counted = False  # whether it is in the books
         self.posted: tuple[str, float] | None = None  # sender and time, when messages are traced
         self.operation = operation
         self.args = args

@@ -234,7 +234,8 @@ class Engine(ABC):
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
-        self.ledger.post(message, actor)
+        if self.concurrent:  # else it is handled before this returns
+            self.ledger.post(message, actor)
         self._deliver(actor, message)
 
     def hopeless(self) -> bool:

@@ -35,20 +35,20 @@ class Ledger:
     def post(self, message: Message, actor: Actor[Any] | None = None) -> None:
         """A message was sent to an actor, or is a task of nobody's."""
         with self._lock:
+            message.counted = True
             self.outstanding += 1
             if actor is not None:
                 message.actor = actor
                 actor.outstanding += 1
 
-    def settle(
-        self, message: Message, value: Any = None, error: BaseException | None = None, handled: int = 1
-    ) -> None:
+    def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
         """A message was handled: hand on its reply, or keep its error."""
         future, told = message.future, None
         if error is not None and (future is None or future.sink is None):  # a flow says more than this
             error.add_note(f"raised while {message.label} was handled")
         with self._lock:
-            self._handled(message, handled)
+            if message.counted:
+                self._handled(message)
             if future is not None:
                 future.value, future.error, future.done = value, error, True
                 if (told := future.sink) is not None:
@@ -61,13 +61,15 @@ class Ledger:
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
                 self._wake()
-            if self._idle():
-                self._wake(told)
+            if not self.outstanding or self._blocked:
+                self._wake_if_idle(told)
 
-    def _handled(self, message: Message, count: int) -> None:
-        self.outstanding -= count
+    def _handled(self, message: Message) -> None:
+        message.counted = False
+        self.outstanding -= 1
         if message.actor is not None:
-            message.actor.outstanding -= count
+            message.actor.outstanding -= 1
+        if self._crowded:
             for sink, (actor, limit) in self._crowded.items():
                 if actor.outstanding < limit:
                     sink.wake()
@@ -84,9 +86,9 @@ class Ledger:
             self.settle(message, None, error)
             return
         with self._lock:
-            self._handled(message, 1)
-            if self._idle():
-                self._wake()
+            if message.counted:
+                self._handled(message)
+            self._wake_if_idle()
 
     def abandon(self, error: EngineError, receiver: str | None = None) -> None:
         """Deferred replies, of one actor or all, will not come: tell who waits for them."""
@@ -96,7 +98,7 @@ class Ledger:
 
     def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
         if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
-            self.settle(message, value, error, handled=0)
+            self.settle(message, value, error)
 
     # Waiting -----------------------------------------------------------------------------------
 
@@ -138,8 +140,7 @@ class Ledger:
                     future.waiters += (sink,)
             if blocked is not None:
                 self._blocked[sink] = blocked
-                if self._idle():
-                    self._wake(sink)
+                self._wake_if_idle(sink)
         return True
 
     def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
@@ -159,10 +160,15 @@ class Ledger:
             for future in futures:
                 future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
 
-    def _wake(self, told: Sink | None = None) -> None:
+    def _wake_if_idle(self, told: Sink | None = None) -> None:
+        if self._idle():
+            for sink in self._watchers:
+                if sink is not told:
+                    sink.wake()
+
+    def _wake(self) -> None:
         for sink in self._watchers:
-            if sink is not told:
-                sink.wake()
+            sink.wake()
 
     # Failures ----------------------------------------------------------------------------------
 

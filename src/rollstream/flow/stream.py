@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rollstream.engine import Actor, Engine
 from rollstream.flow import nested
@@ -25,7 +25,17 @@ from rollstream.flow.via import Via
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 U = TypeVar("U")
+U_co = TypeVar("U_co", covariant=True)
+
+
+class WithContext(Protocol[T_contra, U_co]):
+    """A function of an item that also asks for a context."""
+
+    def __call__(self, item: T_contra, /, *, context: Context) -> U_co:
+        """Handle one item."""
+        ...
 
 
 class _Stream:
@@ -59,7 +69,7 @@ class ParIter(_Stream, Generic[T_co]):
         self._plan = plan
 
     def for_each(
-        self, function: Callable[[T_co], U] | Callable[[T_co, Context], U], *, name: str | None = None
+        self, function: Callable[[T_co], U] | WithContext[T_co, U], *, name: str | None = None
     ) -> ParIter[U]:
         """Apply a function to every item, on the item's own actor.
 
@@ -70,7 +80,7 @@ class ParIter(_Stream, Generic[T_co]):
 
     def filter(
         self,
-        function: Callable[[T_co], object] | Callable[[T_co, Context], object],
+        function: Callable[[T_co], object] | WithContext[T_co, object],
         *,
         name: str | None = None,
     ) -> ParIter[T_co]:
@@ -87,7 +97,7 @@ class ParIter(_Stream, Generic[T_co]):
 
     def combine(
         self,
-        function: Callable[[T_co], Iterable[U]] | Callable[[T_co, Context], Iterable[U]],
+        function: Callable[[T_co], Iterable[U]] | WithContext[T_co, Iterable[U]],
         *,
         name: str | None = None,
     ) -> ParIter[U]:
@@ -136,7 +146,7 @@ class Iter(_Stream, Generic[T_co]):
     # Operators ---------------------------------------------------------------------------------
 
     def for_each(
-        self, function: Callable[[T_co], U] | Callable[[T_co, Context], U], *, name: str | None = None
+        self, function: Callable[[T_co], U] | WithContext[T_co, U], *, name: str | None = None
     ) -> Iter[U]:
         """Apply a function to every item.
 
@@ -147,7 +157,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def filter(
         self,
-        function: Callable[[T_co], object] | Callable[[T_co, Context], object],
+        function: Callable[[T_co], object] | WithContext[T_co, object],
         *,
         name: str | None = None,
     ) -> Iter[T_co]:
@@ -164,7 +174,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def combine(
         self,
-        function: Callable[[T_co], Iterable[U]] | Callable[[T_co, Context], Iterable[U]],
+        function: Callable[[T_co], Iterable[U]] | WithContext[T_co, Iterable[U]],
         *,
         name: str | None = None,
     ) -> Iter[U]:
