@@ -1,6 +1,7 @@
 """The contract of DESIGN.md, line by line, on every engine."""
 
 import copy
+import json
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 import rollstream as rs
 from rollstream import flow
 from rollstream.engine import ActorContext
+from rollstream.engine.threads import QueueSink
 from rollstream.flow import Context, Provenance
 from rollstream.testing import ChaosEngine, Fail, Pause, ScriptedSource
 
@@ -126,15 +128,18 @@ def test_3_barrier(engine: rs.Engine) -> None:
             worker.send("set_version", (step + 1) * 100 + index)
 
 
-def test_3_the_barrier_ends_at_an_asynchronous_edge(engine: rs.Engine) -> None:
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_3_the_barrier_ends_at_an_asynchronous_edge(engine: rs.Engine, ahead: int) -> None:
     workers = engine.spawn(Worker, count=2)
-    rows = flow.from_actors(workers, "sample").gather_sync().prefetch(1)
+    rows = flow.from_actors(workers, "sample").gather_sync().prefetch(ahead)
     next(rows)
     for worker in workers:
         worker.send("set_version", 1)
-    versions = [item["version"] for row in [next(rows), next(rows), next(rows)] for item in row]
-    assert versions[:2] == [0, 0], "the row pulled ahead"
-    assert versions[-2:] == [1, 1]
+    versions = [[item["version"] for item in next(rows)] for _ in range(ahead + 1)]
+    stale = versions.count([0, 0])
+    assert versions == [[0, 0]] * stale + [[1, 1]] * (ahead + 1 - stale)
+    assert 1 <= stale <= ahead, "up to so many rows were asked for ahead"
+    assert stale == ahead or engine.name != "inline"
 
 
 # 4. Bounded asynchrony
@@ -206,6 +211,24 @@ def test_4_stages_in_between_add_what_they_hold(engine: rs.Engine, stage: str, h
 class Echo:
     def same(self, item: Any) -> Any:
         return item
+
+
+def test_4_lag_counts_whole_items_also_when_they_are_flattened(engine: rs.Engine) -> None:
+    """A shard is not asked again before the last element of its item is handled."""
+    [worker] = engine.spawn(Worker)
+    triples = flow.from_actors([worker], "sample").for_each(lambda item: [item] * 3).gather_async()
+    versions: list[int] = []
+
+    def count(item: dict[str, int]) -> int:
+        versions.append(item["version"])
+        worker.send("set_version", len(versions))
+        return 0
+
+    others = flow.from_iterable(iter(lambda: "other", None))
+    plan = flow.union_async([triples.flatten().for_each(count), others])
+    while len(versions) < 12:
+        next(plan)
+    assert versions[:12] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
 
 
 def test_4_bounded_and_fair(engine: rs.Engine) -> None:
@@ -326,6 +349,30 @@ def test_6_union_async_takes_what_is_ready(engine: rs.Engine) -> None:
     assert [*first, *plan] == ["a", "b", "late"]
 
 
+def test_6_a_served_stream_goes_on_while_the_others_are_looked_at() -> None:
+    with rs.engine("inline") as engine:
+        [worker] = engine.spawn(Worker)
+        sampled = flow.from_actors([worker], "sample").gather_async().for_each(lambda item: "sampled")
+        plan = flow.union_async([sampled, flow.from_items(["other"] * 9)])
+        assert [next(plan), next(plan)] == ["sampled", "other"]
+        assert worker.call("sampled").result() == 2, "it was asked again before the other was served"
+
+
+def test_6_waiting_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float | None] = []
+
+    def spy(sink: QueueSink, timeout: float | None) -> Any:
+        timeouts.append(timeout)
+        return take(sink, timeout)
+
+    take = QueueSink._take
+    monkeypatch.setattr(QueueSink, "_take", spy)
+    with rs.engine("threads") as engine:
+        list(flow.from_actors(engine.spawn(Worker, (20,), count=2), "sample").gather_async())
+    assert timeouts
+    assert set(timeouts) == {None}
+
+
 def test_6_no_polling() -> None:
     """A flow that waits on a slow shard uses no processor to speak of."""
     with rs.engine("threads") as engine:
@@ -399,6 +446,54 @@ def test_6_when_one_limited_stream_ends_so_does_the_other(engine: rs.Engine) -> 
     assert outputs.count("s") == 18
 
 
+@pytest.mark.parametrize("gather", ["gather_async", "gather_sync", "chain"])
+def test_6_a_limiter_has_its_counts_right_at_the_end_and_after_a_pause(
+    make_engine: MakeEngine, gather: str
+) -> None:
+    """Requests that end a shard, or whose replies are deferred when a snapshot is taken, do not count."""
+
+    def build(engine: rs.Engine) -> tuple[Any, flow.Iter[Any]]:
+        sources = engine.spawn(ScriptedSource, ([["i", Pause(), "i", "i"], ["i", "i", "i"]],), count=2)
+        parallel = flow.from_actors(sources, "next")
+        inserts = parallel.gather_sync() if gather == "gather_sync" else parallel.gather_async(2)
+        if gather == "chain":
+            inserts = inserts.for_each(lambda x: x)
+        [paused] = engine.spawn(ScriptedSource, ([[Pause(), *["s"] * 99]],), name="paused")
+        samples = flow.from_actors(paused, "next").gather_async(2)
+        if gather == "chain":
+            samples = samples.for_each(lambda x: x)
+        inserts, samples = flow.limit_ratio(inserts, samples, 2, error_buffer=4)
+        return [*sources, paused], flow.union_async([inserts, samples])
+
+    def until_it_pauses(plan: flow.Iter[Any]) -> tuple[list[Any], Any]:
+        outputs, state = [], plan.state_dict()
+        try:
+            for item in plan:
+                outputs.append(item)
+                state = plan.state_dict()
+        except rs.Deadlock:
+            return outputs, state
+        raise AssertionError("two sources pause")
+
+    def counts(state: Any) -> tuple[int, int, int]:
+        inserts, samples = state["nodes"]["limit_ratio.inserts"], state["nodes"]["limit_ratio.samples"]
+        return inserts["inserts"], inserts["asked"], samples["samples"]
+
+    with make_engine() as engine:
+        _, plan = build(engine)
+        before, state = until_it_pauses(plan)
+    with make_engine() as engine:
+        sources, plan = build(engine)
+        plan.load_state_dict(state)
+        for source in sources:
+            source.send("resume")
+        outputs = before + list(plan)
+        rows = [item for item in outputs if item != "s"]
+        last = plan.state_dict()
+    assert len(rows) == (3 if gather == "gather_sync" else 6)
+    assert counts(last) == (len(rows), 0, outputs.count("s"))
+
+
 def test_6_credits_and_a_limiter_at_once_are_refused() -> None:
     left, right = flow.limit_ratio(flow.from_items([1]), flow.from_items([2]), 1)
     with pytest.raises(rs.PlanError, match=r"rate limiter and by the union's weights.*union_async"):
@@ -419,6 +514,12 @@ def test_7_branches_may_consume_16_to_1_over_buffers_of_4(engine: rs.Engine) -> 
         assert plan.statistics()["split"].queue <= 4
     assert [item for item in outputs if isinstance(item, int)] == [16] * 5
     assert len([item for item in outputs if not isinstance(item, int)]) == 80
+
+
+def test_7_the_larger_backlog_is_served_first() -> None:
+    left, right = flow.from_items(range(8)).split(2, buffer=8)
+    plan = flow.union_async([left.batch(4).for_each(lambda x: "L"), right.for_each(lambda x: "r")])
+    assert "".join(plan) == "LrrrrLrrrr"
 
 
 def test_7_a_branch_that_ended_holds_nobody_up(engine: rs.Engine) -> None:
@@ -762,6 +863,32 @@ def test_13_a_snapshot_keeps_items_in_flight(make_engine: MakeEngine) -> None:
             assert [x for x in everything if x in shard] == [x for x in shard if x % 5]
         if engine.name == "inline":
             assert resumed == rest
+
+
+def test_13_provenance_and_turns_go_on(make_engine: MakeEngine) -> None:
+    def build(engine: rs.Engine) -> flow.Iter[Any]:
+        workers = engine.spawn(ScriptedSource, ([list(range(12))],), name="worker")
+        left, right = flow.from_actors(workers, "next").gather_async().split(2, buffer=1)
+        pairs = left.batch(4).zip_with_source().for_each(lambda pair: ["L", *span_of(pair[1])])
+        trained = right.via(engine.spawn(Learner, count=3), "train").for_each(list)
+        return flow.union_async([pairs, trained])
+
+    def span_of(provenance: Provenance) -> list[int]:
+        [span] = provenance.spans
+        return [span.first, span.last, span.count]
+
+    expected = [["L", first, first + 3, 4] for first in (0, 4, 8)], [[i % 3, i] for i in range(12)]
+    for position in range(15):
+        with make_engine() as engine:
+            plan = build(engine)
+            outputs = [next(plan) for _ in range(position)]
+            state = json.loads(json.dumps(plan.state_dict()))
+        with make_engine() as engine:
+            plan = build(engine)
+            plan.load_state_dict(state)
+            outputs += list(plan)
+        assert [x for x in outputs if x[0] == "L"] == expected[0], f"resumed at {position}"
+        assert [x for x in outputs if x[0] != "L"] == expected[1], f"resumed at {position}"
 
 
 def test_13_actors_are_asked_for_their_state(make_engine: MakeEngine) -> None:

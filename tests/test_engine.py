@@ -736,3 +736,13 @@ def test_spawn_says_what_it_wants() -> None:
             engine.spawn(Peer())  # pyright: ignore[reportArgumentType]
         with pytest.raises(rs.EngineError, match="how many is count="):
             engine.spawn(Peer, 4)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_replies_held_back_by_an_instance_end_with_it(name: str) -> None:
+    with rs.engine(name) as engine:
+        [recorder] = engine.spawn(Recorder, ([],))
+        reply = recorder.call("defer")
+        recorder.restart().result()
+        with pytest.raises(rs.EngineError, match=r"Recorder.defer: Recorder was restarted before it replied"):
+            reply.result()

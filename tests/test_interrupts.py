@@ -160,3 +160,4 @@ def test_a_context_manager_closes_the_flow() -> None:
         assert list(plan) == []
         beside = sources[0].apply(lambda instance, context: dict(context.local)).result()
         assert beside == {}, "the shard was taken away"
+        assert sources[0].sticky == {}, "and does not come back with a restart"

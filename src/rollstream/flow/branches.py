@@ -209,7 +209,6 @@ class UnionAsync(Node):
             if self._served is not None:  # its consumer is back: let it work while we look at the others
                 served, self._served = self._served, None
                 self.upstreams[served].start()
-            flow.poll()
             if (packet := self._serve()) is None:
                 return None
             if self.last in self.output:
@@ -252,7 +251,7 @@ class UnionAsync(Node):
 
 
 class Prefetch(Node):
-    """Pulls up to `count` items ahead, without waiting for them."""
+    """Pulls up to `count` items ahead, without waiting for them; the last of these is only asked for."""
 
     kind = "prefetch"
     asynchronous = True
@@ -268,7 +267,7 @@ class Prefetch(Node):
     def pull(self) -> Pulled:
         """The oldest item; what is upstream begins the next before this one is handled."""
         upstream = self.upstreams[0]
-        while not self.over and len(self.buffer) <= self.count:
+        while not self.over and len(self.buffer) < self.count:
             packet = upstream.pull()
             if packet is None:
                 break

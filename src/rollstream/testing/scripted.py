@@ -36,6 +36,7 @@ class ScriptedSource:
         self._script = scripts[context.index]
         self._position = 0
         self._held: Deferred[Any] | None = None
+        self._resumed = 0
         self.told: list[Any] = []
 
     def next(self) -> Any:
@@ -47,18 +48,23 @@ class ScriptedSource:
         if isinstance(line, Fail):
             raise line.error
         if isinstance(line, Pause):
+            if self._resumed:
+                self._resumed -= 1
+                return self.next()
             self._held = Deferred()
             return self._held
         return line
 
     def resume(self) -> None:
-        """End a pause: the reply held back is the next line."""
+        """End a pause, or the next one there will be: the reply held back is the next line."""
         held, self._held = self._held, None
-        if held is not None:
-            try:
-                held.resolve(self.next())
-            except Exception as error:
-                held.reject(error)
+        if held is None:
+            self._resumed += 1
+            return
+        try:
+            held.resolve(self.next())
+        except Exception as error:
+            held.reject(error)
 
     def tell(self, message: Any) -> None:
         """Write down a message."""
