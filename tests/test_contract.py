@@ -93,6 +93,13 @@ def test_1_a_shard_ends_when_its_source_says_so_and_only_then(engine: rs.Engine)
         list(flow.from_items([1]).for_each(stop))
 
 
+def test_1_closed_before_its_start_it_never_starts() -> None:
+    for close in (lambda plan: plan.close(), lambda plan: plan.__enter__().__exit__()):
+        plan = flow.from_items([1, 2]).for_each(str)
+        close(plan)
+        assert list(plan) == []
+
+
 # 2. One consumer
 
 
@@ -559,6 +566,35 @@ def test_7_a_reply_that_never_comes_is_named(engine: rs.Engine) -> None:
         next(plan)
 
 
+def test_7_an_actor_handles_one_message_at_a_time_also_when_replies_are_deferred(engine: rs.Engine) -> None:
+    class Table:
+        def __init__(self) -> None:
+            self.inserting = False
+            self.items: list[int] = []
+            self.waiting: list[rs.Deferred[int]] = []
+
+        def sample(self) -> Any:
+            assert not self.inserting, "in the middle of an insert"
+            if self.items:
+                return self.items.pop(0)
+            self.waiting.append(rs.Deferred())
+            return self.waiting[-1]
+
+        def insert(self, item: int) -> None:
+            self.inserting = True
+            if self.waiting:
+                self.waiting.pop(0).resolve(item)
+            else:
+                self.items.append(item)
+            self.inserting = False
+
+    [table] = engine.spawn(Table)
+    inserts = flow.from_items(range(8)).for_each(lambda item: table.send("insert", item))
+    samples = flow.from_actors(table, "sample").gather_async(2)
+    plan = flow.union_async([inserts, samples], output=[1])
+    assert [next(plan) for _ in range(8)] == list(range(8))
+
+
 def test_7_a_limiter_that_admits_nothing_is_named(engine: rs.Engine) -> None:
     inserts = scripted(engine, [1, Pause()]).gather_async()
     inserts, samples = flow.limit_ratio(inserts, flow.from_items([1]), 1, min_size=5)
@@ -721,6 +757,44 @@ def test_9_notes_are_numbers() -> None:
 
     with pytest.raises(rs.OperatorError, match="notes are numbers"):
         list(flow.from_items([1]).for_each(note))
+
+
+def test_9_overlapping_merges_count_once(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (6,), name="worker")
+    left, right = flow.from_actors(workers, "sample").gather_async().split(2, buffer=6)
+    [(_, provenance)] = flow.union_async([left.batch(3), right.batch(2)]).batch(5).zip_with_source()
+    assert (provenance.total("steps"), provenance.count) == (60, 6)
+    assert [(span.first, span.last) for span in provenance.spans] == [(0, 5)]
+
+
+def test_9_streams_and_lives_of_one_actor_are_told_apart(engine: rs.Engine) -> None:
+    [worker] = engine.spawn(Worker, name="worker")
+    streams = [flow.from_actors(worker, "sample", name=name).gather_async() for name in ("train", "test")]
+    [(_, provenance)] = flow.union(streams).take(4).batch(4).zip_with_source()
+    assert (provenance.total("steps"), provenance.sources) == (40, ("worker",))
+
+    plan = flow.from_actors(worker, "sample").gather_async().batch(4).zip_with_source()
+    next(plan)
+    worker.restart().result()
+    assert next(plan)[1].total("steps") == 40
+
+
+def test_9_a_row_made_into_something_else_is_one_item(engine: rs.Engine) -> None:
+    workers = engine.spawn(Worker, (1,), count=2, name="worker")
+    halves = flow.from_actors(workers, "sample").gather_sync().for_each(lambda row: [row, row]).flatten()
+    for _, provenance in halves.zip_with_source():
+        assert provenance.sources == ("worker[0]", "worker[1]")
+
+
+@pytest.mark.parametrize("operator", ["for_each", "filter", "combine"])
+def test_9_any_operator_may_note(operator: str) -> None:
+    def note(item: int, context: Context) -> list[int]:
+        context.note(loss=item)
+        return [item]
+
+    plan = getattr(flow.from_items([5]), operator)(note)
+    [(_, provenance)] = plan.zip_with_source()
+    assert provenance.total("loss") == 5
 
 
 # 10. "Not ready" is control flow
@@ -992,6 +1066,27 @@ def test_13_an_operator_that_cannot_be_saved_is_named() -> None:
     plan = flow.from_items([1]).for_each(Stubborn())
     with pytest.raises(rs.StateError, match=r"Stubborn \(.*test_contract.py:\d+\) could not be saved"):
         plan.state_dict()
+
+
+def test_13_names_do_not_depend_on_having_been_drawn() -> None:
+    def plan(*, draw: bool) -> flow.Iter[int]:
+        first = flow.from_items([1, 2]).for_each(str).for_each(int)
+        if draw:
+            flow.graph(first)
+        return flow.union([flow.from_items([3]).for_each(str).for_each(int), first])
+
+    plan(draw=False).load_state_dict(plan(draw=True).state_dict())
+
+
+def test_13_actors_of_a_local_flow_have_state_too(make_engine: MakeEngine) -> None:
+    with make_engine() as engine:
+        [aside] = engine.spawn(ScriptedSource, ([[]],), name="aside")
+        plan = flow.from_items([1, 2, 3]).for_each(lambda item: aside.send("tell", item))
+        next(plan)
+        assert plan.state_dict()["actors"]["aside"]["told"] == [1]
+        worker = engine.spawn(Worker)[0]
+        with pytest.raises((ValueError, rs.OperatorError), match="no such thing"):
+            list(flow.from_iterable(range(10**6)).for_each(lambda item: item or worker.send("fail")))
 
 
 def test_13_a_snapshot_inside_an_operator_is_refused() -> None:

@@ -746,3 +746,28 @@ def test_replies_held_back_by_an_instance_end_with_it(name: str) -> None:
         recorder.restart().result()
         with pytest.raises(rs.EngineError, match=r"Recorder.defer: Recorder was restarted before it replied"):
             reply.result()
+
+
+class Stuck:
+    def __init__(self, other: Actor[Any]):
+        self.other = other
+
+    def work(self) -> Any:
+        return self.other.call("never").result()
+
+
+def test_a_full_mailbox_that_nobody_empties_is_a_deadlock() -> None:
+    with rs.engine("threads") as engine:
+        [stuck] = engine.spawn(Stuck, engine.spawn(Edge))
+        for _ in range(engine.mailbox):
+            stuck.send("work")
+        with pytest.raises(rs.Deadlock, match=r"Stuck has 1000 messages waiting"):
+            stuck.send("work")
+        engine.close(drain=False)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_reply_that_was_waited_for_has_been_seen(name: str) -> None:
+    with rs.engine(name) as engine:
+        [ready], _ = engine.wait([engine.spawn(Edge)[0].call("fail", "seen")])
+        assert isinstance(ready.error, ValueError)

@@ -15,6 +15,7 @@ from rollstream import flow
 from rollstream.flow.branches import Prefetch, Split
 from rollstream.flow.gather import Gather, GatherAsync
 from rollstream.flow.node import ancestors
+from rollstream.flow.provenance import Merger, Provenance, Span, Tally, merged
 from rollstream.flow.via import Via
 from rollstream.testing import ChaosEngine, ScriptedSource
 
@@ -398,3 +399,32 @@ def test_coupled_fragments_go_on_where_they_stood(limited: bool) -> None:
                     assert inserts >= 5
             drawn = [sample for batch in outputs for sample, _ in batch]
             assert drawn == list(range(1, len(drawn) + 1)), f"seed {seed}: a sample was lost or came twice"
+
+
+# Provenance -----------------------------------------------------------------------------------------------
+
+
+@given(
+    items=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), max_size=60),
+    pieces=st.integers(1, 7),
+)
+def test_merging_counts_every_source_item_once(items: list[tuple[str, int]], pieces: int) -> None:
+    """In whatever order and however often they come, alone or merged before, and across a resume."""
+
+    def origin(source: str, sequence: int) -> Provenance:
+        return Provenance((Span(source, "s", sequence, sequence, 1),), {"steps": Tally(2, 2, 2)})
+
+    merger = Merger()
+    for start in range(0, len(items), pieces):
+        part = [origin(*item) for item in items[start : start + pieces]]
+        merger.add(merged(part) if start % 2 else part[0])
+        for one in part[1:] if not start % 2 else ():
+            merger.add(one)
+        saved = json.loads(json.dumps(merger.state_dict()))
+        merger = Merger()
+        merger.load_state_dict(saved)
+    provenance = merger.take()
+    assert provenance.count == len(set(items))
+    assert provenance.total("steps") == pytest.approx(2 * len(set(items)))
+    covered = {(s.source, n) for s in provenance.spans for n in range(s.first, s.last + 1)}
+    assert covered == set(items)

@@ -186,6 +186,32 @@ def test_14_a_trace_opens_in_perfetto(name: str, tmp_path: Path) -> None:
     assert {ends[key]["tid"] for key in replies} == {tracks["driver"]}
 
 
+def test_14_a_trace_is_written_when_the_scope_is_left(tmp_path: Path) -> None:
+    with rs.engine("threads") as engine:
+        sources = engine.spawn(ScriptedSource, ([list(range(9))],))
+        items = flow.from_actors(sources, "next").gather_async().trace(tmp_path / "trace.json")
+        for item in flow.union([flow.from_items([7]), items]):
+            if item == 3:
+                break
+        assert not (tmp_path / "trace.json").exists()
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_14_a_trace_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(rs.PlanError, match="no such folder"):
+        flow.from_items([1]).trace(tmp_path / "none" / "trace.json")
+
+
+def test_14_a_run_does_not_end_for_want_of_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with rs.engine("threads") as engine:
+        sources = engine.spawn(ScriptedSource, ([list(range(2000))] * 2,), count=2)
+        plan = flow.from_actors(sources, "next").gather_async(2).trace(tmp_path / "folder" / "trace.json")
+        (tmp_path / "folder").rmdir()
+        with pytest.warns(UserWarning, match="no trace was written"):
+            assert len(list(plan)) == 4000
+
+
 def test_14_a_trace_must_be_asked_for_before_the_run(tmp_path: Path) -> None:
     plan = flow.from_items([1, 2])
     next(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -61,13 +62,15 @@ class Message:
 class Cell:
     """The place an instance lives in: built from a class and arguments, rebuilt by a restart."""
 
-    __slots__ = ("args", "busy", "cls", "context", "failures", "instance", "kwargs", "messages")
+    __slots__ = ("afterwards", "args", "busy", "cls", "context", "failures", "instance", "kwargs", "messages")
 
     def __init__(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: ActorContext):
         self.cls = cls
         self.args = args
         self.kwargs = kwargs
         self.context = context
+        self.afterwards: deque[Callable[[], None]] = deque()
+        """What to do when the message in hand is handled."""
         self.messages = 0
         self.failures = 0
         self.busy = 0.0
@@ -90,9 +93,13 @@ class Cell:
             if isinstance(argument, _INDIRECT):
                 args = resolve(args)
                 break
-        if isinstance(operation, str):
-            return getattr(self.instance, operation)(*args)
-        return operation(self, *args)
+        try:
+            if isinstance(operation, str):
+                return getattr(self.instance, operation)(*args)
+            return operation(self, *args)
+        finally:
+            while self.afterwards:
+                self.afterwards.popleft()()
 
     def rebuild(self, sticky: Iterable[Message]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""

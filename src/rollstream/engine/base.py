@@ -73,6 +73,8 @@ class Engine(ABC):
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
         self.ledger = Ledger()
+        self.leaving: list[Callable[[], None]] = []
+        """Called before the scope is left: flows that are still open close here."""
         self._names: set[str] = set()
         self._naming = threading.Lock()
 
@@ -149,6 +151,8 @@ class Engine(ABC):
                     self._require_hope([future.label for future in futures if not future.done])
         finally:
             self.ledger.forget(futures, sink)
+        for future in futures:
+            future.read = future.read or future.done
         return [f for f in futures if f.done], [f for f in futures if not f.done]
 
     def _require_hope(self, labels: list[str]) -> None:
@@ -164,8 +168,6 @@ class Engine(ABC):
     def results(self, futures: Sequence[Future[T]]) -> list[T]:
         """The results of all; raises the first error once every reply has come."""
         self.wait(futures, count=len(futures))
-        for future in futures:
-            future.read = True
         return [future.result() for future in futures]
 
     def restart(self, actor: Actor[Any]) -> Future[None]:
@@ -191,6 +193,8 @@ class Engine(ABC):
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
         if self.closed:
             return
+        for leave in list(self.leaving):
+            leave()
         try:
             if drain:
                 self._drain()
@@ -248,12 +252,18 @@ class Engine(ABC):
 
     def make_room(self, actor: Actor[Any]) -> None:
         """Wait until an actor is less far behind. Actors never wait here: two could wait for each other."""
+        if self.sender() != DRIVER:
+            return
         sink = self.sink()
-        while self.sender() == DRIVER and self.ledger.crowded(actor, self.mailbox, sink):
-            if self.ledger.idle():
-                raise Deadlock(f"{actor.name} has {actor.outstanding} messages waiting and cannot go on")
-            sink.wait()
-            self.require_open()
+        self.ledger.watch(sink)
+        try:
+            while self.ledger.crowded(actor, self.mailbox, sink):
+                if self.ledger.idle():
+                    raise Deadlock(f"{actor.name} has {actor.outstanding} messages waiting and cannot go on")
+                sink.wait()
+                self.require_open()
+        finally:
+            self.ledger.unwatch(sink)
 
     def require_open(self) -> None:
         """Raise if the engine is closed."""

@@ -146,8 +146,8 @@ class Ledger:
     def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
         """Whether `limit` messages wait for an actor; then the sink is woken when there are fewer."""
         with self._lock:
+            self._crowded.pop(sink, None)
             if actor.outstanding < limit:
-                self._crowded.pop(sink, None)
                 return False
             self._crowded[sink] = (actor, limit)
         return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,6 +11,7 @@ from rollstream.engine.base import DRIVER
 from rollstream.flow.branches import Branch
 from rollstream.flow.errors import PlanError
 from rollstream.flow.gather import Gather
+from rollstream.flow.handles import actors_in
 from rollstream.flow.limiter import Limit
 from rollstream.flow.node import Chain, Node, ancestors
 from rollstream.flow.runtime import name_nodes, operators
@@ -153,41 +152,3 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         GraphEdge(stage, homes[actor.name], "message") for stage, actors in held.items() for actor in actors
     ]
     return extra, list(dict.fromkeys(edges))
-
-
-def actors_in(thing: Any, depth: int = 3) -> list[Actor[Any]]:
-    """The actor handles an operator holds: in its attributes, its closure, its arguments."""
-    found: dict[str, Actor[Any]] = {}
-    _search(thing, depth, found)
-    return list(found.values())
-
-
-def _search(thing: Any, depth: int, found: dict[str, Actor[Any]]) -> None:
-    if isinstance(thing, Actor):
-        found[thing.name] = thing
-        return
-    if depth == 0:
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(thing, (list, tuple, set, frozenset)):
-        parts = thing
-    elif isinstance(thing, dict):
-        parts = thing.values()
-    elif isinstance(thing, functools.partial):
-        parts = (thing.func, *thing.args, *thing.keywords.values())
-    elif isinstance(thing, types.FunctionType):
-        parts = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
-    elif isinstance(thing, types.MethodType):
-        parts = (thing.__self__,)
-    elif hasattr(thing, "__dict__") and not isinstance(thing, (type, types.ModuleType)):
-        parts = vars(thing).values()
-    for part in parts:
-        _search(part, depth - 1, found)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from rollstream.flow.errors import OperatorError
+from rollstream.flow.provenance import Row, provenance_of
 from rollstream.flow.stages import Stage
 from rollstream.flow.state import Packet, Stateful
 
@@ -46,7 +47,7 @@ class Node(Stateful):
     """Whether items cross into this node asynchronously: the pink arrows of the paper's figures."""
 
     def __init__(self, name: str, location: str, upstreams: Iterable[Node] = ()):
-        self.name = name
+        self.name = self.base = name
         self.location = location
         self.upstreams = list(upstreams)
         self.flow: Flow | None = None
@@ -113,7 +114,7 @@ class Source(Node):
             return OVER
         except Exception as error:
             raise OperatorError.of(error, self.name, self.location, None) from None
-        origin = (self.name, self.items, None)
+        origin = (self.name, "", self.items)
         self.items += 1
         self.busy += time.perf_counter() - start
         return value, origin
@@ -181,6 +182,8 @@ class Chain(Node):
                     stage.received += 1
                     if stage.plain is not None:
                         value = stage.plain(value)
+                        if type(origin) is Row:  # it may be no longer one element a shard
+                            origin = provenance_of(origin)
                     else:
                         packet = stage.push(value, origin)
                         if stage.out:

@@ -1,22 +1,27 @@
 """Where an item comes from: it travels with the item, and merges when items do.
 
-Inside a flow the *origin* of an item straight from a source is the plain tuple `(source, sequence, notes)`,
-because one is made for every item; anything merged is a `Provenance`. `provenance_of` turns the one into the
+Inside a flow the *origin* of an item straight from a source is the plain tuple `(source, stream, sequence)`,
+because one is made for every item; anything more is a `Provenance`. `provenance_of` turns the one into the
 other when an operator asks.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
+
+_SPANS = 64
+"""Spans kept for one stream of one source; beyond that, neighbours become one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Items `first` to `last` of one source, `count` of them."""
+    """Items `first` to `last` of one stream of one source, `count` of them."""
 
     source: str
+    stream: str
     first: int
     last: int
     count: int
@@ -32,7 +37,7 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The source items that went into an item, compact: one span a source, one tally a note."""
+    """The source items that went into an item, compact: spans of each source, one tally a note."""
 
     spans: tuple[Span, ...]
     notes: Mapping[str, Tally] = field(default_factory=dict)
@@ -40,12 +45,17 @@ class Provenance:
     @property
     def sources(self) -> tuple[str, ...]:
         """The names of the actors (or local sources) that contributed."""
-        return tuple(span.source for span in self.spans)
+        return tuple(dict.fromkeys(span.source for span in self.spans))
 
     @property
     def sequence(self) -> int:
-        """The sequence number of the newest source item (of the first source, if there are several)."""
-        return self.spans[0].last
+        """The number of the newest item of the first source, counted from 0 for each stream of a source."""
+        return max(span.last for span in self.spans if span.source == self.spans[0].source)
+
+    @property
+    def count(self) -> int:
+        """How many source items went in."""
+        return sum(span.count for span in self.spans)
 
     def total(self, note: str) -> float:
         """The sum of a number over the source items, 0 if none noted it: environment steps, say."""
@@ -67,7 +77,7 @@ class Row:
     parts: tuple[Origin, ...]
 
 
-Origin: TypeAlias = "tuple[str, int, Mapping[str, float] | None] | Provenance | Row"
+Origin: TypeAlias = "tuple[str, str, int] | Provenance | Row"
 
 
 def provenance_of(origin: Origin) -> Provenance:
@@ -76,9 +86,8 @@ def provenance_of(origin: Origin) -> Provenance:
         return origin
     if isinstance(origin, Row):
         return merged(origin.parts)
-    source, sequence, notes = origin
-    tallies = {key: Tally(value, value, value) for key, value in notes.items()} if notes else {}
-    return Provenance((Span(source, sequence, sequence, 1),), tallies)
+    source, stream, sequence = origin
+    return Provenance((Span(source, stream, sequence, sequence, 1),))
 
 
 def merged(origins: Iterable[Origin]) -> Provenance:
@@ -92,14 +101,14 @@ def merged(origins: Iterable[Origin]) -> Provenance:
 class Merger:
     """Collects the origins of the inputs since the last output.
 
-    A source's items arrive in order, so one that lies within what is collected already is another copy
-    of the same (`flatten` and `split` make them) and counts once.
+    An item that is in already is another copy of the same (`flatten` and `split` make them) and counts once.
+    Of a merged provenance that is in partly, the numbers count in proportion.
     """
 
     __slots__ = ("_notes", "_spans")
 
     def __init__(self) -> None:
-        self._spans: dict[str, Span] = {}
+        self._spans: dict[tuple[str, str], list[Span]] = {}
         self._notes: dict[str, Tally] = {}
 
     def add(self, origin: Origin) -> None:
@@ -109,49 +118,64 @@ class Merger:
                 self.add(part)
             return
         provenance = provenance_of(origin)
-        fresh = False
-        for span in provenance.spans:
-            known = self._spans.get(span.source)
-            if known is None:
-                self._spans[span.source] = span
-            elif known.first <= span.first and span.last <= known.last:
-                continue
-            else:
-                first, last = min(known.first, span.first), max(known.last, span.last)
-                self._spans[span.source] = Span(span.source, first, last, known.count + span.count)
-            fresh = True
-        if fresh:
-            for key, tally in provenance.notes.items():
-                have = self._notes.get(key)
-                self._notes[key] = tally if have is None else _add(have, tally)
+        fresh = sum(
+            _insert(self._spans.setdefault((span.source, span.stream), []), span) for span in provenance.spans
+        )
+        for key, tally in provenance.notes.items() if fresh else ():
+            part = 1 if fresh == provenance.count else fresh / provenance.count
+            have = self._notes.get(key, Tally(0, tally.least, tally.most))
+            self._notes[key] = Tally(
+                have.total + part * tally.total, min(have.least, tally.least), max(have.most, tally.most)
+            )
 
     def take(self) -> Provenance:
         """The merged provenance; the merger starts anew."""
-        provenance = Provenance(tuple(self._spans.values()), self._notes)
+        provenance = self._provenance()
         self._spans, self._notes = {}, {}
         return provenance
 
+    def _provenance(self) -> Provenance:
+        return Provenance(tuple(span for spans in self._spans.values() for span in spans), self._notes)
+
     def state_dict(self) -> Any:
         """What is collected so far, as plain data."""
-        return encode(Provenance(tuple(self._spans.values()), self._notes))
+        return encode(self._provenance())
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from a saved state."""
-        provenance = decode(state)
-        assert isinstance(provenance, Provenance)
-        self._spans = {span.source: span for span in provenance.spans}
+        provenance = provenance_of(decode(state))
+        self._spans = {}
+        for span in provenance.spans:
+            self._spans.setdefault((span.source, span.stream), []).append(span)
         self._notes = dict(provenance.notes)
 
 
-def _add(left: Tally, right: Tally) -> Tally:
-    return Tally(left.total + right.total, min(left.least, right.least), max(left.most, right.most))
+def _insert(spans: list[Span], new: Span) -> int:
+    """Add a span to the sorted, disjoint ones there are; how many items of it are new."""
+    position = bisect_right(spans, new.first, key=lambda span: span.first)
+    start = position - 1 if position and spans[position - 1].last >= new.first - 1 else position
+    end, known = start, 0
+    while end < len(spans) and spans[end].first <= new.last + 1:
+        overlap = min(spans[end].last, new.last) - max(spans[end].first, new.first) + 1
+        known += max(0, min(overlap, new.count))
+        end += 1
+    touched = spans[start:end]
+    fresh = max(0, new.count - known)
+    first = min([new.first, *(span.first for span in touched)])
+    last = max([new.last, *(span.last for span in touched)])
+    count = fresh + sum(span.count for span in touched)
+    spans[start:end] = [Span(new.source, new.stream, first, last, count)]
+    if len(spans) > _SPANS:
+        old, next_ = spans[0], spans[1]
+        spans[:2] = [Span(old.source, old.stream, old.first, next_.last, old.count + next_.count)]
+    return fresh
 
 
 def encode(origin: Origin) -> Any:
     """An origin as JSON."""
     if isinstance(origin, Provenance):
-        spans = [[span.source, span.first, span.last, span.count] for span in origin.spans]
-        return {"spans": spans, "notes": {key: list(tally) for key, tally in origin.notes.items()}}
+        notes = {key: list(tally) for key, tally in origin.notes.items()}
+        return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
     if isinstance(origin, Row):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)
@@ -164,5 +188,5 @@ def decode(state: Any) -> Origin:
             return Row(tuple(decode(part) for part in state["parts"]))
         notes = {key: Tally(*tally) for key, tally in state["notes"].items()}
         return Provenance(tuple(Span(*span) for span in state["spans"]), notes)
-    source, sequence, notes = state
-    return (source, sequence, notes)
+    source, stream, sequence = state
+    return (source, stream, sequence)

@@ -13,6 +13,7 @@ from rollstream.engine.inline import ListSink
 from rollstream.flow import shard
 from rollstream.flow.errors import PlanError, StateError
 from rollstream.flow.gather import Gather
+from rollstream.flow.handles import actors_in
 from rollstream.flow.node import OVER, Chain, Node, ancestors
 from rollstream.flow.trace import Tracer
 from rollstream.flow.via import Via
@@ -40,6 +41,7 @@ class Flow:
         self._token = secrets.token_hex(4)
         if engine is not None:
             engine.ledger.watch(self.sink)
+            engine.leaving.append(self.close)
             if tracer is not None:
                 engine.tracer = tracer
 
@@ -153,6 +155,7 @@ class Flow:
             node.stop()
         if self.engine is not None:
             self.engine.ledger.unwatch(self.sink)
+            self.engine.leaving.remove(self.close)
         if self.tracer is not None:
             if self.engine is not None and self.engine.tracer is self.tracer:
                 self.engine.tracer = None
@@ -262,7 +265,7 @@ def name_nodes(root: Node) -> None:
     for node in ancestors(root):
         if node.flow is None:
             for operator in operators(node):
-                operator.name = free(operator.name)
+                operator.name = free(operator.base)
             if isinstance(node, Chain):
                 node.name = f"chain of {node.stages[0].name}"
 
@@ -287,6 +290,15 @@ def engine_of(root: Node) -> Engine | None:
         names = ", ".join(repr(engine) for engine in engines.values())
         raise PlanError(f"a flow has one engine, and this one has actors of several: {names}")
     return next(iter(engines.values()), None)
+
+
+def engine_for(root: Node) -> Engine | None:
+    """The engine of a plan; if it has no actors itself, that of actors its operators hold."""
+    if (engine := engine_of(root)) is not None:
+        return engine
+    stages = [stage for node in ancestors(root) if isinstance(node, Chain) for stage in node.stages]
+    held = (actor.engine for stage in stages for actor in actors_in(stage.function))
+    return next((engine for engine in held if not engine.closed), None)
 
 
 def _require_same(what: str, saved: Sequence[str] | Mapping[str, Any], here: list[str]) -> None:

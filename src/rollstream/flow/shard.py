@@ -30,17 +30,20 @@ class ShardPlan:
     location: str
     method: str
     stages: list[Stage]
+    base: str
     traced: bool = False
 
 
 class ShardSource:
     """Calls the actor's method; a deferred reply is "not ready" until it is complete."""
 
-    def __init__(self, plan: ShardPlan, instance: Any, shard: str):
+    def __init__(self, plan: ShardPlan, cell: Cell):
         self._plan = plan
-        self._shard = shard
-        self._instance = instance
-        self._method = getattr(instance, plan.method)
+        self._cell = cell
+        self._shard = cell.context.name
+        self._stream = plan.name if not cell.context.restarts else f"{plan.name} {cell.context.restarts}"
+        self._instance = cell.instance
+        self._method = getattr(cell.instance, plan.method)
         self._wants_context = wants_context(self._method)
         self._context: Context | None = None
         self._deferred = False
@@ -62,7 +65,7 @@ class ShardSource:
                 start = time.perf_counter()
                 if self._wants_context:
                     self._context = Context(
-                        self._plan.name, (self._shard, self.items, None), self._instance, {}
+                        self._plan.name, (self._shard, self._stream, self.items), self._instance, {}
                     )
                     value = self._method(context=self._context)
                 else:
@@ -82,7 +85,7 @@ class ShardSource:
             raise OperatorError.of(error, self._plan.name, self._plan.location, self._shard) from None
         if self._deferred:
             return None
-        origin = (self._shard, self.items, None) if self._context is None else self._context._origin
+        origin = self._context._origin if self._context else (self._shard, self._stream, self.items)
         self.items += 1
         return value, origin
 
@@ -99,7 +102,7 @@ class ShardSource:
 
     def _arrived(self, value: Any, error: BaseException | None) -> None:
         self._late = (value, error)
-        self.resume()
+        self._cell.afterwards.append(self.resume)  # not in the middle of the method that completed it
 
 
 class SpanList:
@@ -121,29 +124,22 @@ class SpanList:
 class Shard:
     """One shard: answers each request with the next output of its chain, in order."""
 
-    def __init__(self, plan: ShardPlan, instance: Any, shard: str):
-        self._source = ShardSource(plan, instance, shard)
+    def __init__(self, plan: ShardPlan, cell: Cell):
+        self._source = ShardSource(plan, cell)
         self._source.resume = self._resume
         self._stages = [_copied(stage) for stage in plan.stages]
         for stage in self._stages:
-            stage.instance = instance
-        self._chain = Chain(self._source, self._stages, shard)
+            stage.instance = cell.instance
+        self._chain = Chain(self._source, self._stages, cell.context.name)
         self._pull = self._chain.pull if self._stages else self._source.pull
         self._spans = SpanList() if plan.traced else None
         self._source.spans = self._chain.tracer = self._spans
         self._waiting: deque[Deferred[Reply]] = deque()
-        self._pulling = False
 
     def pull(self) -> Reply | Deferred[Reply]:
         """The next output; a deferred reply while the source has none."""
-        if not self._waiting:
-            self._pulling = True
-            try:
-                packet = self._pull()
-            finally:
-                self._pulling = False
-            if packet is not None:
-                return self._reply(packet)
+        if not self._waiting and (packet := self._pull()) is not None:
+            return self._reply(packet)
         self._waiting.append(Deferred())
         return self._waiting[-1]
 
@@ -158,7 +154,7 @@ class Shard:
 
     def _resume(self) -> None:
         """The source has its item: answer who waits."""
-        while self._waiting and not self._pulling:
+        while self._waiting:
             try:
                 packet = self._pull()
             except Exception as error:
@@ -196,7 +192,7 @@ def install(cell: Cell, key: str, plan: ShardPlan | None) -> None:
     if plan is None:
         cell.context.local.pop(key, None)
     else:
-        cell.context.local[key] = Shard(plan, cell.instance, cell.context.name)
+        cell.context.local[key] = Shard(plan, cell)
 
 
 def pull(cell: Cell, key: str) -> Reply | Deferred[Reply]:

@@ -60,9 +60,10 @@ class Stage(Stateful):
     """How many more inputs this stage wants, where it wants only so many."""
 
     def __init__(self, name: str, location: str, function: Any = None):
-        self.name = name
+        self.name = self.base = name
         self.location = location
         self.function = function
+        self._wants_context = function is not None and wants_context(function)
         self.out: deque[Packet] = deque()
         self.received = 0
         self.items = 0
@@ -86,9 +87,12 @@ class Stage(Stateful):
         """What limits the items held here, for the graph."""
         return ""
 
-    def context(self, origin: Origin) -> Context:
-        """A fresh context for one item."""
-        return Context(self.name, origin, self.instance, self.directory)
+    def call(self, value: Any, origin: Origin) -> Packet:
+        """Call the function, with a context if it asks for one; its notes become part of the origin."""
+        if not self._wants_context:
+            return self.function(value), origin
+        context = Context(self.name, origin, self.instance, self.directory)
+        return self.function(value, context=context), context._origin
 
     def state_dict(self) -> dict[str, Any]:
         """Also the function's own state, if it offers one."""
@@ -121,9 +125,7 @@ class ForEach(Stage):
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Call the function with its context."""
-        context = self.context(origin)
-        value = self.function(value, context=context)
-        return value, context._origin  # a note changes it
+        return self.call(value, origin)
 
 
 class Filter(Stage):
@@ -131,17 +133,9 @@ class Filter(Stage):
 
     kind = "filter"
 
-    def __init__(self, name: str, location: str, function: Callable[..., Any]):
-        super().__init__(name, location, function)
-        self._wants_context = wants_context(function)
-
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself, or nothing."""
-        keep = (
-            self.function(value, context=self.context(origin))
-            if self._wants_context
-            else self.function(value)
-        )
+        keep, origin = self.call(value, origin)
         return (value, origin) if keep else None
 
 
@@ -182,17 +176,9 @@ class Combine(Merging):
 
     kind = "combine"
 
-    def __init__(self, name: str, location: str, function: Callable[..., Iterable[Any]]):
-        super().__init__(name, location, function)
-        self._wants_context = wants_context(function)
-
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """Call the function; it may keep the item and give nothing."""
-        outputs = (
-            self.function(value, context=self.context(origin))
-            if self._wants_context
-            else self.function(value)
-        )
+        outputs, origin = self.call(value, origin)
         self._merger.add(origin)
         outputs = list(outputs)
         if not outputs:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from rollstream.engine import Actor, Engine
@@ -16,7 +17,7 @@ from rollstream.flow.gather import GatherAsync, GatherSync
 from rollstream.flow.limiter import Limit, RatioLimiter
 from rollstream.flow.node import Chain, Node, Source, ancestors
 from rollstream.flow.provenance import Provenance
-from rollstream.flow.runtime import Flow, engine_of, operators
+from rollstream.flow.runtime import Flow, engine_for, engine_of, operators
 from rollstream.flow.shard import ShardPlan
 from rollstream.flow.stages import Batch, Combine, Context, Filter, Flatten, ForEach, Stage, Take
 from rollstream.flow.statistics import Statistics, statistics_of
@@ -264,13 +265,17 @@ class Iter(_Stream, Generic[T_co]):
 
     def __next__(self) -> T_co:
         flow = self._node.flow
+        if flow is None and self._node.stopped:
+            raise StopIteration
         if flow is None or self._consumer is not _ITERATION:
             flow = self._begin()
         return flow.advance(self._node)
 
     def close(self) -> None:
         """Stop the flow. What is in flight is dropped; nothing more is asked for."""
-        if self._node.flow is not None:
+        if self._node.flow is None:
+            self._node.stopped = True
+        else:
             self._node.flow.close()
 
     def __enter__(self) -> Iter[T_co]:
@@ -287,6 +292,8 @@ class Iter(_Stream, Generic[T_co]):
         """Record the run from its start; the file is written when the flow ends. Opens in Perfetto."""
         if self._node.flow is not None:
             raise PlanError("call trace before the first item is asked for")
+        if not Path(path).parent.is_dir():
+            raise PlanError(f"trace({str(path)!r}): there is no such folder; make it first")
         self._tracer = Tracer(path)
         return self
 
@@ -308,7 +315,7 @@ class Iter(_Stream, Generic[T_co]):
             self._consumer = _ITERATION
         if self._node.flow is None:
             flow = next((node.flow for node in ancestors(self._node) if node.flow is not None), None)
-            flow = flow or Flow(engine_of(self._node), self._tracer)
+            flow = flow or Flow(engine_for(self._node), self._tracer)
             try:
                 flow.add(self._node)
             except BaseException:
@@ -337,7 +344,7 @@ def from_actors(
     """
     actors = _checked_actors(actors, method)
     name = name or f"{actors[0].cls.__name__}.{method}"
-    return ParIter(actors, ShardPlan(name, plan_line(), method, []))
+    return ParIter(actors, ShardPlan(name, plan_line(), method, [], base=name))
 
 
 def from_items(items: Sequence[T], *, name: str | None = None) -> Iter[T]:
@@ -401,7 +408,7 @@ def union(
     _refuse_shared_splits(nodes)
     _refuse_limiters(nodes)
     node = Union(name or "union", plan_line(), nodes, weights, _outputs(iters, output))
-    return iters[0]._into(node)
+    return _joined(iters, node)
 
 
 def union_async(
@@ -412,7 +419,7 @@ def union_async(
     `output` lists the streams whose items are given; the others run and their items end here.
     """
     nodes = _meet("union_async", iters, output)
-    return iters[0]._into(UnionAsync(name or "union_async", plan_line(), nodes, _outputs(iters, output)))
+    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, _outputs(iters, output)))
 
 
 def limit_ratio(
@@ -459,6 +466,12 @@ def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -
     for stream in iters:
         _require_iter(kind, stream)
     return [stream._use(kind) for stream in iters]
+
+
+def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
+    stream = iters[0]._into(node)
+    stream._tracer = next((part._tracer for part in iters if part._tracer is not None), None)
+    return stream
 
 
 def _outputs(iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> Sequence[int]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class Tracer:
         self._partial = self.path.with_name(self.path.name + ".partial")
         self._events: list[dict[str, Any]] = []
         self._written = 0
+        self._broken: OSError | None = None
         self._tracks: dict[str, int] = {"driver": 0}
         self._arrows = itertools.count(1)
         self._lock = threading.Lock()  # messages are recorded by the threads that handle them
@@ -50,16 +52,24 @@ class Tracer:
                 about = {"ph": "M", "pid": 1, "tid": track, "name": f"thread_{key}", "args": {key: value}}
                 self._events.append(about)
         self._flush()
+        if self._broken is not None:
+            warnings.warn(f"no trace was written to {self.path}: {self._broken}", stacklevel=2)
+            return
         with self._partial.open("a") as file:
             file.write("\n]}\n")
         self._partial.replace(self.path)
 
     def _flush(self) -> None:
         events, self._events = self._events, []
+        if self._broken is not None:
+            return
         begin = ",\n" if self._written else '{"displayTimeUnit": "ms", "traceEvents": [\n'
-        with self._partial.open("a" if self._written else "w") as file:
-            file.write(begin + ",\n".join(json.dumps(event) for event in events))
-        self._written += len(events)
+        try:
+            with self._partial.open("a" if self._written else "w") as file:
+                file.write(begin + ",\n".join(json.dumps(event) for event in events))
+            self._written += len(events)
+        except OSError as error:  # a run does not end for want of its trace
+            self._broken = error
 
     def _add(self, place: str, name: str, category: str, start: float, end: float) -> None:
         self._event("X", place, name, category, start, dur=(end - start) * 1e6)

@@ -11,6 +11,7 @@ from rollstream.engine.actor import Message, wants_context
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Node, Pulled
+from rollstream.flow.provenance import Row, provenance_of
 from rollstream.flow.state import Packet
 
 
@@ -63,6 +64,8 @@ class Via(Node):
     def _issue(self, packet: Packet) -> None:
         assert self.flow is not None
         value, origin = packet
+        if isinstance(origin, Row):  # what comes back may be no longer one element a shard
+            origin = provenance_of(origin)
         actor = self.actors[self.issued % len(self.actors)]
         self.issued += 1
         label = f"{actor.name}.{self.method}"
