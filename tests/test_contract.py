@@ -259,22 +259,19 @@ def test_4_no_shard_is_starved_beside_one_that_is_always_ready(engine: rs.Engine
     assert "slow" in [next(plan) for _ in range(20_000)]
 
 
-def test_4_max_staleness_drops_and_counts(engine: rs.Engine) -> None:
-    workers = engine.spawn(Worker, count=2)
-    newest = 0
+@pytest.mark.parametrize(("size", "kept"), [(1, [5, 4, 3]), (2, [5, 4])])
+def test_4_max_staleness_drops_and_counts(engine: rs.Engine, size: int, kept: list[int]) -> None:
+    """What is more than 2 versions behind goes; of a batch its oldest item counts."""
 
-    def learn(item: dict[str, int]) -> dict[str, int]:
-        nonlocal newest
-        newest += 1
-        workers[0].send("set_version", newest)  # the other worker falls behind
-        return item
+    def note(version: int, context: Context) -> int:
+        context.note(version=version)
+        return version
 
-    fresh = flow.from_actors(workers, "sample").gather_async().max_staleness(2, newest=lambda: newest)
-    plan = fresh.for_each(learn)
-    items = [next(plan) for _ in range(12)]
-    assert all(item["shard"] == 0 for item in items[4:])
-    assert plan.statistics()["max_staleness"].dropped > 0
-    assert plan.statistics()["max_staleness"].items == 12
+    batches = scripted(engine, [5, 4, 3, 2, 1, 0]).for_each(note).gather_async().batch(size)
+    plan = batches.max_staleness(2, newest=lambda: 5).flatten()
+    assert list(plan) == kept
+    counted = plan.statistics()["max_staleness"]
+    assert (counted.items, counted.dropped) == (len(kept) // size, (6 - len(kept)) // size)
 
 
 # 5. Messages
@@ -344,6 +341,54 @@ def test_6_a_stream_that_cannot_run_yet_forfeits_its_turn(engine: rs.Engine) -> 
         return item
 
     assert "".join(flow.union([late, steady.for_each(resume_at_c)])) == "abclated"
+
+
+def test_6_a_union_of_streams_that_pause_and_end_is_a_deadlock(engine: rs.Engine) -> None:
+    paused, ended = engine.spawn(ScriptedSource, ([[Pause(), "late"], ["b"]],), count=2)
+    plan = flow.union([flow.from_actors(actor, "next").gather_async() for actor in (paused, ended)])
+    assert next(plan) == "b"
+    with pytest.raises(rs.Deadlock):
+        next(plan)
+
+
+def test_6_a_failure_surfaces_beside_a_busy_side_stream(engine: rs.Engine) -> None:
+    [worker] = engine.spawn(Worker)
+    busy = flow.from_iterable(range(10**9)).for_each(lambda item: item == 99 and worker.send("fail"))
+    paused = scripted(engine, [Pause()]).gather_async()
+    for join in (lambda streams: flow.union_async(streams, output=[1]),):
+        with pytest.raises((ValueError, rs.OperatorError), match="no such thing"):
+            next(join([busy, paused]))
+
+
+def test_6_union_asks_again_when_the_consumer_is_back() -> None:
+    with rs.engine("inline") as engine:
+        workers = engine.spawn(Worker, count=2)
+        streams = [flow.from_actors(worker, "sample").gather_async() for worker in workers]
+        plan = flow.union(streams, weights=[1, 5])
+        assert len([next(plan), next(plan)]) == 2
+        assert workers[0].call("sampled").result() == 2, "while the other has its turn"
+
+        rows = engine.spawn(Worker, count=2)
+        plan = flow.union([flow.from_actors(worker, "sample").gather_sync() for worker in rows])
+        assert len([next(plan), next(plan)]) == 2
+        assert rows[0].call("sampled").result() == 1, "but not across a barrier"
+
+
+def test_8_a_flow_inside_an_actor_needs_its_own_engine(engine: rs.Engine) -> None:
+    class Nester:
+        def run(self, actors: list[Any]) -> list[int]:
+            return list(flow.from_actors(actors, "next").gather_async())
+
+    sources = engine.spawn(ScriptedSource, ([[1]],))
+    with pytest.raises(rs.PlanError, match="open an engine of its own"):
+        engine.spawn(Nester)[0].call("run", sources).result()
+
+
+def test_13_the_end_of_a_run_can_be_saved(engine: rs.Engine) -> None:
+    learner = engine.spawn(Learner)
+    plan = scripted(engine, list(range(50))).gather_async(2).via(learner, "train", in_flight=3).take(4)
+    assert len(list(plan)) == 4
+    assert plan.state_dict()["nodes"]["Learner.train"]["stopped"]
 
 
 def test_6_union_async_takes_what_is_ready(engine: rs.Engine) -> None:
@@ -562,7 +607,7 @@ def test_7_a_buffer_nobody_empties_is_named(engine: rs.Engine) -> None:
 def test_7_a_reply_that_never_comes_is_named(engine: rs.Engine) -> None:
     plan = scripted(engine, [1, Pause(), 2]).gather_async()
     assert next(plan) == 1
-    with pytest.raises(rs.Deadlock, match=r"gather_async waits for a deferred reply of ScriptedSource"):
+    with pytest.raises(rs.Deadlock, match=r"gather_async waits for ScriptedSource.*deferred"):
         next(plan)
 
 

@@ -771,3 +771,78 @@ def test_a_reply_that_was_waited_for_has_been_seen(name: str) -> None:
     with rs.engine(name) as engine:
         [ready], _ = engine.wait([engine.spawn(Edge)[0].call("fail", "seen")])
         assert isinstance(ready.error, ValueError)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_task_may_raise_anything(name: str) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with rs.engine(name) as engine, pytest.raises(SystemExit):
+        engine.submit(leave).result()
+
+
+class Asking:
+    def __init__(self, other: Any):
+        self.answer = other if isinstance(other, int) else other.call("one").result()
+
+    def get(self) -> int:
+        return self.answer
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_constructor_may_ask_other_actors(name: str) -> None:
+    with rs.engine(name) as engine:
+        [edge] = engine.spawn(Edge)
+        for argument in (edge, edge.call("one")):
+            assert engine.spawn(Asking, (argument,))[0].call("get").result() == 1
+
+
+class Late:
+    def wait(self, began: threading.Event, closing: threading.Event, other: Actor[Any]) -> Any:
+        began.set()
+        closing.wait()
+        return other.call("never").result()
+
+
+def test_a_wait_that_begins_while_the_engine_closes_ends() -> None:
+    began, closing = threading.Event(), threading.Event()
+    engine = ThreadsEngine()
+    [edge], [late] = engine.spawn(Edge), engine.spawn(Late)
+    reply = late.call("wait", began, closing, edge)
+    began.wait()
+    engine.leaving.append(closing.set)
+    engine.close(drain=False)
+    with pytest.raises(rs.EngineClosed):
+        reply.result()
+
+
+def test_the_scope_closes_also_when_a_flow_cannot() -> None:
+    def fail() -> None:
+        raise OSError("cannot close")
+
+    with pytest.raises(OSError, match="cannot close"), rs.engine("threads") as engine:  # noqa: PT012
+        engine.spawn(Edge)
+        engine.leaving.append(fail)
+    assert engine.closed
+
+
+def test_ctrl_c_in_the_middle_of_a_message_does_not_keep_the_scope_open() -> None:
+    class Interrupted(ThreadsEngine):
+        def _deliver(self, actor: Actor[Any], message: Message) -> None:
+            if message.label.endswith("one"):
+                raise KeyboardInterrupt
+            super()._deliver(actor, message)
+
+    with Interrupted() as engine:
+        [edge] = engine.spawn(Edge)
+        with pytest.raises(KeyboardInterrupt):
+            edge.send("one")
+    assert engine.closed
+
+
+def test_driver_is_not_a_name_for_an_actor() -> None:
+    with rs.engine("threads") as engine:
+        [edge] = engine.spawn(Edge, name="driver")
+        assert edge.name != "driver"
+        assert edge.call("one").result() == 1

@@ -73,9 +73,11 @@ class Engine(ABC):
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
         self.ledger = Ledger()
+        self.interrupted = False
+        """Whether Ctrl-C came in the middle of a message: then the count of messages may be wrong."""
         self.leaving: list[Callable[[], None]] = []
         """Called before the scope is left: flows that are still open close here."""
-        self._names: set[str] = set()
+        self._names: set[str] = {DRIVER}
         self._naming = threading.Lock()
 
     # The verbs ---------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class Engine(ABC):
             raise EngineError(f"count={count}, but there are only {len(futures)} futures to wait for")
         sink, sender = self.sink(), self.sender()
         from_driver = sender == DRIVER
-        blocked = None if from_driver or timeout is not None else self.actors[sender]
+        blocked = None if from_driver or timeout is not None else self.actors.get(sender)
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -144,6 +146,8 @@ class Engine(ABC):
                     self.ledger.raise_failure()
                 if not self.ledger.expect(futures, count, sink, blocked):
                     break
+                if self.closed:
+                    self._require_hope([future.label for future in futures if not future.done])
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if sink.wait(left) is None:
                     if end is not None and (time.monotonic() >= end or self.hopeless()):
@@ -193,9 +197,9 @@ class Engine(ABC):
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
         if self.closed:
             return
-        for leave in list(self.leaving):
-            leave()
         try:
+            for leave in list(self.leaving):
+                leave()
             if drain:
                 self._drain()
         finally:
@@ -238,9 +242,13 @@ class Engine(ABC):
             actor.sticky[kind] = message
         if self.tracer is not None:
             message.posted = (self.sender(), time.perf_counter())
-        if self.concurrent:  # else it is handled before this returns
-            self.ledger.post(message, actor)
-        self._deliver(actor, message)
+        try:
+            if self.concurrent:  # else it is handled before this returns
+                self.ledger.post(message, actor)
+            self._deliver(actor, message)
+        except BaseException:
+            self.interrupted = True
+            raise
 
     def hopeless(self) -> bool:
         """Whether nothing can happen while the calling thread waits."""
@@ -293,6 +301,9 @@ class Engine(ABC):
 
     def _drain(self) -> None:
         """Wait until every message sent so far is handled."""
+        if self.interrupted:
+            self.results([actor.ask(_nothing) for actor in self.actors.values()])
+            return
         sink = self.sink()
         self.ledger.watch(sink)
         try:
@@ -328,8 +339,11 @@ class Engine(ABC):
             function = message.operation
             assert callable(function)
             value, error = function(*resolve(message.args)), None
-        except Exception as caught:
+        except self.catches as caught:
             value, error = None, caught
+        except BaseException:
+            self.ledger.settle(message)
+            raise
         self.ledger.settle(message, value, error)
 
     def _build_here(self, cells: list[Cell], mailbox: Callable[[], Any] = lambda: None) -> list[Actor[Any]]:
@@ -370,6 +384,12 @@ class Engine(ABC):
 
 
 def _rebuild(cell: Cell, actor: Actor[Any], sticky: list[Message]) -> None:
-    cell.rebuild(sticky)
-    error = EngineError(f"{actor.name} was restarted before it replied")
-    actor.engine.ledger.abandon(error, actor.name)
+    try:
+        cell.rebuild(sticky)
+    finally:
+        error = EngineError(f"{actor.name} was restarted before it replied")
+        actor.engine.ledger.abandon(error, actor.name)
+
+
+def _nothing(_: Cell) -> None:
+    """A message that says only that those before it have been handled."""

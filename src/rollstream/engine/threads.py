@@ -89,7 +89,11 @@ class ThreadsEngine(Engine):
             thread = threading.Thread(target=self._live, args=(actor, started), name=actor.name, daemon=True)
             self._threads[actor.name] = thread
             thread.start()
-        errors = [error for error in [started.get() for _ in actors] if error is not None]
+        try:
+            errors = [error for error in [started.get() for _ in actors] if error is not None]
+        except BaseException:
+            self._join(actors)
+            raise
         if errors:
             self._join(actors)
             raise errors[0]
@@ -134,3 +138,6 @@ class ThreadsEngine(Engine):
             actor.mailbox.put(None)
         for actor in actors:
             self._threads[actor.name].join()
+            while not actor.mailbox.empty():  # sent while the engine was being closed
+                if (message := actor.mailbox.get()) is not None:
+                    self._refuse(message)

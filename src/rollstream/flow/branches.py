@@ -132,6 +132,7 @@ class Union(Node):
         self.weights = list(weights)
         self.output = frozenset(output)
         self.over = [False] * len(self.upstreams)
+        self._served: int | None = None
         self.turn = 0
         self.credit = self.weights[0]
 
@@ -139,6 +140,9 @@ class Union(Node):
         """The next output. A stream that has ended is skipped; one that cannot run forfeits its turn."""
         flow, forfeited = self.flow, 0
         assert flow is not None
+        if self._served is not None:  # its consumer is back
+            self.upstreams[self._served].start(rows=False)
+            self._served = None
         while not all(self.over[i] for i in self.output):
             turn = self.turn
             if self.over[turn]:
@@ -155,7 +159,7 @@ class Union(Node):
                     continue
                 self._next_turn()
                 forfeited += 1
-                if forfeited == self.over.count(False):  # it is the first one's turn again
+                if forfeited >= self.over.count(False):  # it is the first one's turn again
                     return None
             elif packet is OVER:
                 self.over[turn] = True
@@ -165,15 +169,16 @@ class Union(Node):
                 if self.credit == 0:
                     self._next_turn()
                 self.items += 1
-                if turn in self.output:
-                    return packet
+                self._served = turn
+                flow.progress += 1
+                return packet if turn in self.output else None
         self.stop()
         return OVER
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:
         """Only the stream whose turn it is."""
         if not self.over[self.turn]:
-            self.upstreams[self.turn].start()
+            self.upstreams[self.turn].start(rows=rows)
 
     def _next_turn(self) -> None:
         self.turn = (self.turn + 1) % len(self.upstreams)
@@ -205,15 +210,14 @@ class UnionAsync(Node):
         """The next output of whichever stream has one."""
         flow = self.flow
         assert flow is not None
-        while not all(self.over[i] for i in self.output):
+        if not all(self.over[i] for i in self.output):
             if self._served is not None:  # its consumer is back: let it work while we look at the others
                 served, self._served = self._served, None
                 self.upstreams[served].start()
             if (packet := self._serve()) is None:
                 return None
-            if self.last in self.output:
-                return packet
             flow.progress += 1
+            return packet if self.last in self.output else None
         self.stop()
         return OVER
 
@@ -243,11 +247,11 @@ class UnionAsync(Node):
         """Which streams it gives, if not all."""
         return _given(self).lstrip(", ")
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:
         """Every stream that has not ended."""
         for index, upstream in enumerate(self.upstreams):
             if not self.over[index]:
-                upstream.start()
+                upstream.start(rows=rows)
 
 
 class Prefetch(Node):

@@ -49,6 +49,9 @@ class OperatorError(RollstreamError):
         wrapped.__suppress_context__ = True
         return wrapped.with_traceback(frames)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args  # what was raised may not travel
+
     def __str__(self) -> str:
         operator, location, shard, reason, details = self.args
         where = f" on {shard}" if shard else ""

@@ -126,7 +126,11 @@ class Gather(Node):
     def blocked(self) -> str | None:
         """Every reply deferred."""
         names = [port.actor.name for port in self.ports if port.pending]
-        return f"{self.name} waits for a deferred reply of {', '.join(names)}" if names else None
+        return (
+            f"{self.name} waits for {', '.join(names)}, whose reply is deferred or cannot come"
+            if names
+            else None
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Which shards have ended."""
@@ -169,7 +173,7 @@ class GatherAsync(Gather):
         self.items += 1
         return packet
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:  # noqa: ARG002
         """Issue the requests that are owed, as far as the gate admits them."""
         if self.stopped:
             return
@@ -249,9 +253,9 @@ class GatherSync(Gather):
         self.items += 1
         return [value for value, _ in packets], Row(tuple(origin for _, origin in packets))
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:
         """Ask every shard for one item, unless a row is under way."""
-        if self.stopped or self._requested:
+        if self.stopped or self._requested or not rows:
             return
         if not self.under_way and self.gate is not None and not self.gate.admit():
             return

@@ -77,10 +77,10 @@ class Limit(Node):
             return OVER
         return packet
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:
         """A gather asks for admission itself; anything else begins if an item may pass."""
         if self._gathers or self.admitted or self._may():
-            super().start()
+            super().start(rows=rows)
 
     def admit(self) -> bool:
         """Count one more item asked for, if it may be."""

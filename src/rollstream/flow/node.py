@@ -60,10 +60,10 @@ class Node(Stateful):
         """The next packet if there is one now."""
         raise NotImplementedError
 
-    def start(self) -> None:
-        """The consumer is back: issue requests, run no operator."""
+    def start(self, *, rows: bool = True) -> None:
+        """The consumer is back: issue requests, run no operator. Without `rows`, respect barriers."""
         for upstream in self.upstreams:
-            upstream.start()
+            upstream.start(rows=rows)
 
     def open(self, flow: Flow) -> None:
         """The flow begins."""
@@ -231,10 +231,10 @@ class Chain(Node):
             if stage.left == 0:
                 self._end(index)
 
-    def start(self) -> None:
+    def start(self, *, rows: bool = True) -> None:
         """Not before the outputs that wait here are gone: they come from the item in hand."""
         if not self.stack and self.flushing is None:
-            self.upstream.start()
+            self.upstream.start(rows=rows)
 
     def open(self, flow: Flow) -> None:
         """Let the operators know the actors of the flow."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollstream.engine import Actor, Deadlock, Engine, Future
+from rollstream.engine.base import DRIVER
 from rollstream.engine.inline import ListSink
 from rollstream.flow import shard
 from rollstream.flow.errors import PlanError, StateError
@@ -25,6 +26,11 @@ class Flow:
     """The nodes of a connected graph, the sink their replies come to, and the loop that drives them."""
 
     def __init__(self, engine: Engine | None, tracer: Tracer | None):
+        if engine is not None and engine.sender() != DRIVER:
+            raise PlanError(
+                f"{engine.sender()} runs a flow on the engine it lives on, which would wait for itself; "
+                f"open an engine of its own there: with rs.engine(...) as own"
+            )
         self.engine = engine
         self.tracer = tracer
         self.sink = ListSink() if engine is None else engine.sink()
@@ -86,7 +92,9 @@ class Flow:
                     break
                 else:
                     return packet[0]
-        except BaseException:
+        except BaseException as error:
+            if self.engine is not None and not isinstance(error, Exception):
+                self.engine.interrupted = True
             self.close()
             raise
         finally:

@@ -84,6 +84,11 @@ class Via(Node):
             self.busy += busy
             self.ready.append((value, origin))
 
+    def stop(self) -> None:
+        """Results on their way are nobody's any more."""
+        self._pending.clear()
+        super().stop()
+
     def held(self) -> int:
         """Items on their way and results not yet taken."""
         return len(self._pending) + len(self.ready)
