@@ -1,21 +1,18 @@
-"""The two kinds of stream, and where they begin. Building them runs nothing."""
+"""The two kinds of stream and their operators. Building them runs nothing."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from rollstream.engine import Actor, Engine
-from rollstream.flow import nested
-from rollstream.flow.branches import Branch, Prefetch, Split, Union, UnionAsync
+from rollstream.engine import Actor
+from rollstream.flow.branches import Branch, Prefetch, Split
+from rollstream.flow.checks import checked_actors, name_of, require_operator, require_whole
 from rollstream.flow.errors import PlanError, plan_line
 from rollstream.flow.gather import GatherAsync, GatherSync
-from rollstream.flow.limiter import Limit, RatioLimiter
-from rollstream.flow.node import Chain, Node, Source, ancestors
+from rollstream.flow.node import Chain, Node, ancestors
 from rollstream.flow.provenance import Provenance
 from rollstream.flow.runtime import Flow, engine_for, engine_of, operators
 from rollstream.flow.shard import ShardPlan
@@ -112,7 +109,7 @@ class ParIter(_Stream, Generic[T_co]):
 
     def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
-        _require_whole("num_async", num_async, 1)
+        require_whole("num_async", num_async, 1)
         self._consume("gather_async")
         return Iter(GatherAsync(name or "gather_async", plan_line(), self._actors, self._plan, num_async))
 
@@ -184,7 +181,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def take(self, count: int, *, name: str | None = None) -> Iter[T_co]:
         """The first `count` items, then the end; not one item more is asked for."""
-        _require_whole("take", count, 0)
+        require_whole("take", count, 0)
         return self._with(Take(name or "take", plan_line(), count))
 
     def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T_co, Provenance]]:
@@ -202,7 +199,7 @@ class Iter(_Stream, Generic[T_co]):
 
         A source notes the version it used: `context.note(version=...)`. Items without one pass.
         """
-        _require_whole("max_staleness", limit, 0)
+        require_whole("max_staleness", limit, 0)
 
         def fresh(_: T_co, context: Context) -> bool:
             version = context.provenance.least(note)
@@ -222,20 +219,20 @@ class Iter(_Stream, Generic[T_co]):
 
         A method with a second parameter, called `context`, is given the provenance of its item.
         """
-        actors = _checked_actors(actors, method)
-        _require_whole("in_flight", in_flight, 1)
+        actors = checked_actors(actors, method)
+        require_whole("in_flight", in_flight, 1)
         name = name or f"{actors[0].cls.__name__}.{method}"
         return self._into(Via(name, plan_line(), self._use("via"), actors, method, in_flight))
 
     def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T_co]:
         """Pull up to `count` items ahead without waiting for them: what is upstream goes on meanwhile."""
-        _require_whole("prefetch", count, 1)
+        require_whole("prefetch", count, 1)
         return self._into(Prefetch(name or "prefetch", plan_line(), self._use("prefetch"), count))
 
     def split(self, n: int = 2, buffer: int = 16, *, name: str | None = None) -> tuple[Iter[T_co], ...]:
         """`n` streams that each get every item, at most `buffer` items apart. Join them by `union_async`."""
-        _require_whole("split", n, 2)
-        _require_whole("buffer", buffer, 1)
+        require_whole("split", n, 2)
+        require_whole("buffer", buffer, 1)
         split = Split(name or "split", plan_line(), self._use("split"), n, buffer)
         return tuple(self._into(Branch(split, index)) for index in range(n))
 
@@ -331,238 +328,11 @@ class Iter(_Stream, Generic[T_co]):
 _ITERATION = "iteration"
 
 
-# Where streams begin -----------------------------------------------------------------------------
-
-
-def from_actors(
-    actors: Actor[Any] | Sequence[Actor[Any]], method: str, *, name: str | None = None
-) -> ParIter[Any]:
-    """A stream with one shard an actor; each item is a call of the method, StopIteration ends the shard.
-
-    A method with a parameter called `context` can add numbers to the provenance of its item:
-    `context.note(version=3, steps=64)`.
-    """
-    actors = _checked_actors(actors, method)
-    name = name or f"{actors[0].cls.__name__}.{method}"
-    return ParIter(actors, ShardPlan(name, plan_line(), method, [], base=name))
-
-
-def from_items(items: Sequence[T], *, name: str | None = None) -> Iter[T]:
-    """A stream of the items of a sequence."""
-    _require_iterable("from_items", items)
-    return Iter(Source(name or "from_items", plan_line(), items))
-
-
-def from_iterable(iterable: Iterable[T], *, name: str | None = None) -> Iter[T]:
-    """A stream of whatever can be iterated. To resume, elements given before are skipped."""
-    _require_iterable("from_iterable", iterable)
-    return Iter(Source(name or "from_iterable", plan_line(), iterable))
-
-
-def from_factories(
-    engine: Engine, factories: Sequence[Callable[[], Iterable[T]]], *, name: str | None = None
-) -> ParIter[T]:
-    """One actor a factory, each consuming its own independent stream: flows nest into trees.
-
-    A factory is called on its actor and returns something to iterate: a list, a local `Iter`, or, for a
-    flow with actors of its own, a generator that opens an engine and yields from the plan:
-
-    >>> import rollstream as rs
-    >>> from rollstream.testing import ScriptedSource
-    >>> def inner():
-    ...     with rs.engine("inline") as engine:
-    ...         sources = engine.spawn(ScriptedSource, ([[1, 2], [10, 20]],), count=2)
-    ...         yield from from_actors(sources, "next").gather_sync().for_each(sum)
-    >>> with rs.engine("threads") as engine:
-    ...     list(from_factories(engine, [inner, inner]).gather_sync())
-    [[11, 11], [22, 22]]
-    """
-    if not factories:
-        raise PlanError("from_factories needs at least one factory")
-    base = name or _name_of(factories[0], None, "from_factories")
-    actors = engine.spawn(nested.Consumer, (factories,), count=len(factories), name=base)
-    return from_actors(actors, "next", name=base)
-
-
-# Where streams meet ------------------------------------------------------------------------------
-
-
-def union(
-    iters: Sequence[Iter[T]],
-    weights: Sequence[int] | None = None,
-    output: Sequence[int] | None = None,
-    *,
-    name: str | None = None,
-) -> Iter[T]:
-    """Take `weights[i]` items from stream i, then the next stream's turn: exact and deterministic.
-
-    `output` lists the streams whose items are given; the others run and their items end here. A stream
-    that has ended is skipped, one that cannot run yet forfeits its turn. Ends with its outputs.
-    """
-    weights = [1] * len(iters) if weights is None else list(weights)
-    if len(weights) != len(iters):
-        raise PlanError(f"{len(weights)} weights for {len(iters)} streams; give one weight a stream")
-    for weight in weights:
-        _require_whole("weights", weight, 1)
-    nodes = _meet("union", iters, output)
-    _refuse_shared_splits(nodes)
-    _refuse_limiters(nodes)
-    node = Union(name or "union", plan_line(), nodes, weights, _outputs(iters, output))
-    return _joined(iters, node)
-
-
-def union_async(
-    iters: Sequence[Iter[T]], output: Sequence[int] | None = None, *, name: str | None = None
-) -> Iter[T]:
-    """Take whatever is ready, in turn; of a split's branches, the one with the larger backlog first.
-
-    `output` lists the streams whose items are given; the others run and their items end here.
-    """
-    nodes = _meet("union_async", iters, output)
-    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, _outputs(iters, output)))
-
-
-def limit_ratio(
-    inserts: Iter[T],
-    samples: Iter[U],
-    samples_per_insert: float,
-    *,
-    min_size: int = 1,
-    error_buffer: float | None = None,
-    name: str | None = None,
-) -> tuple[Iter[T], Iter[U]]:
-    """Couple two streams: so many items of the second for each of the first, within `error_buffer` items.
-
-    No sample is asked for before `min_size` inserts have passed. Put it right behind the gathers, so that
-    it is their requests that are admitted or withheld. When one stream ends, the other ends where the
-    ratio stops it. See `RatioLimiter` for the inequalities.
-    """
-    _require_iter("limit_ratio", inserts)
-    _require_iter("limit_ratio", samples)
-    _require_whole("min_size", min_size, 1)
-    least = max(1.0, samples_per_insert)
-    error_buffer = least if error_buffer is None else error_buffer
-    if samples_per_insert <= 0:
-        raise PlanError(f"samples_per_insert={samples_per_insert}: it has to be positive")
-    if error_buffer < least:
-        raise PlanError(
-            f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}"
-        )
-    limiter = RatioLimiter(samples_per_insert, min_size, error_buffer)
-    name = name or "limit_ratio"
-    left = Limit(f"{name}.inserts", plan_line(), inserts._use("limit_ratio"), limiter, inserts=True)
-    right = Limit(f"{name}.samples", plan_line(), samples._use("limit_ratio"), limiter, inserts=False)
-    left.partner, right.partner = right, left
-    return inserts._into(left), samples._into(right)
-
-
-def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> list[Node]:
-    if not iters:
-        raise PlanError(f"{kind} needs at least one stream")
-    if output is not None and (not output or not all(0 <= index < len(iters) for index in output)):
-        raise PlanError(
-            f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one"
-        )
-    for stream in iters:
-        _require_iter(kind, stream)
-    return [stream._use(kind) for stream in iters]
-
-
-def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
-    stream = iters[0]._into(node)
-    stream._tracer = next((part._tracer for part in iters if part._tracer is not None), None)
-    return stream
-
-
-def _outputs(iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> Sequence[int]:
-    return range(len(iters)) if output is None else output
-
-
-def _refuse_shared_splits(nodes: Sequence[Node]) -> None:
-    seen: set[int] = set()
-    for node in nodes:
-        splits = {id(n): n for n in ancestors(node) if isinstance(n, Split)}
-        if shared := seen & set(splits):
-            split = splits[shared.pop()]
-            raise PlanError(
-                f"a union with weights over branches of one split ({split.name} at {split.location}) could "
-                f"block itself; join them by union_async"
-            )
-        seen |= set(splits)
-
-
-def _refuse_limiters(nodes: Sequence[Node]) -> None:
-    seen: set[int] = set()
-    for node in nodes:
-        limiters = {id(n.limiter) for n in ancestors(node) if isinstance(n, Limit)}
-        if seen & limiters:
-            raise PlanError(
-                "these streams are coupled by a rate limiter and by the union's weights; "
-                "keep one of them: join them by union_async, or leave out limit_ratio"
-            )
-        seen |= limiters
-
-
-def _checked_actors(actors: Actor[Any] | Sequence[Actor[Any]], method: str) -> list[Actor[Any]]:
-    actors = [actors] if isinstance(actors, Actor) else list(actors)
-    if not actors:
-        raise PlanError("a stream needs at least one actor; spawn some: engine.spawn(Worker, count=2)")
-    for actor in actors:
-        if not isinstance(actor, Actor):
-            raise PlanError(f"{actor!r} is no actor; give those that engine.spawn returns")
-        if actor.engine.closed:
-            raise PlanError(
-                f"{actor.name} has ended with its engine; build the plan inside the engine's scope"
-            )
-        actor.require(method)
-    return actors
-
-
-def _require_whole(what: str, number: Any, least: int) -> None:
-    if not isinstance(number, int) or number < least:
-        raise PlanError(f"{what}={number!r}: give a whole number, at least {least}")
-
-
-def _require_iterable(what: str, items: Any) -> None:
-    if not isinstance(items, Iterable):
-        raise PlanError(f"{what}: {items!r} cannot be iterated")
-
-
-def _require_iter(what: str, stream: Any) -> None:
-    if not isinstance(stream, Iter):
-        fix = "gather it first" if isinstance(stream, ParIter) else "make one with flow.from_iterable"
-        raise PlanError(f"{what} takes Iter streams, and {stream!r} is none; {fix}")
-
-
 def _batch(size: int, name: str | None) -> Batch:
-    _require_whole("batch", size, 1)
+    require_whole("batch", size, 1)
     return Batch(name or "batch", plan_line(), size)
 
 
 def _stage(kind: type[ForEach | Filter | Combine], function: Any, name: str | None) -> Stage:
-    _require_operator(function, kind.kind)
-    return kind(_name_of(function, name, kind.kind), plan_line(), function)
-
-
-def _name_of(function: Any, name: str | None, kind: str) -> str:
-    """The name given, else the function's or its class's; a lambda has only its kind."""
-    if name is not None:
-        return name
-    while isinstance(function, functools.partial):
-        function = function.func
-    own = getattr(function, "__name__", type(function).__name__)
-    return kind if own == "<lambda>" else own
-
-
-def _require_operator(function: Any, kind: str) -> None:
-    """Refuse what cannot be called with an item, and a context if it asks for one."""
-    try:
-        signature = inspect.signature(function)
-        signature.bind(None, **({"context": None} if "context" in signature.parameters else {}))
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        raise PlanError(
-            f"{kind} at {plan_line()} needs a function of one item, or of an item and a `context`, and "
-            f"{function!r} is none: {error}"
-        ) from None
+    require_operator(function, kind.kind)
+    return kind(name_of(function, name, kind.kind), plan_line(), function)
