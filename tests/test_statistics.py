@@ -108,6 +108,16 @@ def test_14_queue_depths() -> None:
         plan.close()
 
 
+def test_14_what_waits_on_a_shard_is_counted() -> None:
+    with rs.engine("inline") as engine:
+        sources = engine.spawn(ScriptedSource, ([list(range(20))] * 2,), count=2)
+        shards = flow.from_actors(sources, "next").batch(3).for_each(lambda x: [x, x]).flatten()
+        plan = shards.gather_sync()
+        next(plan)
+        assert plan.statistics()["flatten"].queue == 2, "the other half, on each of two shards"
+        plan.close()
+
+
 def test_14_statistics_can_be_read_from_another_thread_while_the_flow_runs() -> None:
     enough, seen = threading.Event(), []
 
@@ -218,6 +228,13 @@ def test_14_a_trace_must_be_asked_for_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(rs.PlanError, match="before the first item"):
         plan.trace(tmp_path / "trace.json")
     plan.close()
+
+
+def test_14_local_sources_are_traced(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    list(flow.from_items([1, 2, 3], name="numbers").for_each(str).trace(path))
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert (names.count("numbers"), names.count("str")) == (3, 3)
 
 
 def test_14_a_trace_is_written_when_the_flow_fails(tmp_path: Path) -> None:

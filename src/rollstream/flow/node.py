@@ -116,7 +116,10 @@ class Source(Node):
             raise OperatorError.of(error, self.name, self.location, None) from None
         origin = (self.name, "", self.items)
         self.items += 1
-        self.busy += time.perf_counter() - start
+        end = time.perf_counter()
+        self.busy += end - start
+        if self.flow is not None and self.flow.tracer is not None:
+            self.flow.tracer.span(None, self.name, start, end)
         return value, origin
 
     def _begin(self) -> Iterator[Any]:

@@ -146,7 +146,7 @@ class Shard:
     def _reply(self, packet: Packet | Over) -> Reply:
         meters = [self._source.items, self._source.busy]
         for stage in self._stages:
-            meters += (stage.received, stage.items, stage.busy)
+            meters += (stage.received, stage.items, stage.busy, stage.held())
         spans = None if self._spans is None else self._spans.take()
         if packet is OVER:
             return END, None, None, meters, spans

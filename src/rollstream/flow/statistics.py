@@ -146,12 +146,14 @@ def _stage_row(stage: Stage) -> NodeStatistics:
 def _shard_rows(gather: Gather) -> list[NodeStatistics]:
     """Counters as the shards last reported them, summed."""
     place, copies = place_of([port.actor for port in gather.ports]), len(gather.ports)
-    width = 2 + 3 * len(gather.plan.stages)
+    width = 2 + 4 * len(gather.plan.stages)
     meters = [port.meters for port in gather.ports if port.meters]
     total = [sum(column) for column in zip(*meters, strict=True)] or [0] * width
     rows = [NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, total[1], 0.0, 0)]
     for position, stage in enumerate(gather.plan.stages):
-        received, items, busy = total[2 + 3 * position : 5 + 3 * position]
+        received, items, busy, held = total[2 + 4 * position : 6 + 4 * position]
         dropped = int(received - items) if stage.kind == "filter" else 0
-        rows.append(NodeStatistics(stage.name, stage.kind, place, copies, int(items), dropped, busy, 0.0, 0))
+        rows.append(
+            NodeStatistics(stage.name, stage.kind, place, copies, int(items), dropped, busy, 0.0, int(held))
+        )
     return rows
