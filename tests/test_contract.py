@@ -212,7 +212,7 @@ def test_4_stages_in_between_add_what_they_hold(engine: rs.Engine, stage: str, h
     for source, item in between.for_each(broadcast).take(40):
         for version, handled in broadcast.sent[source][:-1]:
             if item["version"] < version:
-                assert item["count"] - handled <= held + 1
+                assert item["count"] - handled <= held
 
 
 class Echo:
@@ -355,9 +355,8 @@ def test_6_a_failure_surfaces_beside_a_busy_side_stream(engine: rs.Engine) -> No
     [worker] = engine.spawn(Worker)
     busy = flow.from_iterable(range(10**9)).for_each(lambda item: item == 99 and worker.send("fail"))
     paused = scripted(engine, [Pause()]).gather_async()
-    for join in (lambda streams: flow.union_async(streams, output=[1]),):
-        with pytest.raises((ValueError, rs.OperatorError), match="no such thing"):
-            next(join([busy, paused]))
+    with pytest.raises((ValueError, rs.OperatorError), match="no such thing"):
+        next(flow.union_async([busy, paused], output=[1]))
 
 
 def test_6_union_asks_again_when_the_consumer_is_back() -> None:

@@ -664,16 +664,16 @@ def test_a_mailbox_is_bounded() -> None:
     event = threading.Event()
     with rs.engine("threads") as engine:
         [slow] = engine.spawn(Slow, (event,))
-        for _ in range(engine.mailbox):
+        for _ in range(engine.mailbox_size):
             slow.send("work")
-        assert engine.statistics().actors[0].queued == engine.mailbox
+        assert engine.statistics().actors[0].queued == engine.mailbox_size
         opener = threading.Thread(target=event.set)
         opener.start()
-        for _ in range(3 * engine.mailbox):
+        for _ in range(3 * engine.mailbox_size):
             slow.send("work")
-            assert slow.outstanding <= engine.mailbox
+            assert slow.outstanding <= engine.mailbox_size
         opener.join()
-        assert slow.apply(lambda instance: instance.handled).result() == 4 * engine.mailbox
+        assert slow.apply(lambda instance: instance.handled).result() == 4 * engine.mailbox_size
 
 
 def test_a_mailbox_is_bounded_under_every_order_of_events() -> None:
@@ -683,7 +683,7 @@ def test_a_mailbox_is_bounded_under_every_order_of_events() -> None:
         [slow] = engine.spawn(Slow, (event,))
         for _ in range(3000):
             slow.send("work")
-            assert slow.outstanding <= engine.mailbox
+            assert slow.outstanding <= engine.mailbox_size
 
 
 def test_actors_spawned_at_the_same_time_have_names_of_their_own() -> None:
@@ -759,7 +759,7 @@ class Stuck:
 def test_a_full_mailbox_that_nobody_empties_is_a_deadlock() -> None:
     with rs.engine("threads") as engine:
         [stuck] = engine.spawn(Stuck, engine.spawn(Edge))
-        for _ in range(engine.mailbox):
+        for _ in range(engine.mailbox_size):
             stuck.send("work")
         with pytest.raises(rs.Deadlock, match=r"Stuck has 1000 messages waiting"):
             stuck.send("work")

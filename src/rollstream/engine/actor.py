@@ -167,10 +167,10 @@ class Actor(Generic[A]):
     def send(self, method: str, *args: Any, sticky: bool | str = False) -> None:
         """Call a method without a reply. A failure stops the flow, or is raised by the engine.
 
-        The driver waits here while the actor is too far behind (`Engine.mailbox` messages).
+        The driver waits here while the actor is too far behind (`Engine.mailbox_size` messages).
         """
         self.require(method)
-        if self.outstanding >= self.engine.mailbox:
+        if self.outstanding >= self.engine.mailbox_size:
             self.engine.make_room(self)
         label = f"{self.name}.{method}"
         self.engine.post(self, Message(method, args, None, label), _kind(method, sticky))

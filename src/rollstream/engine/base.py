@@ -64,7 +64,7 @@ class Engine(ABC):
     name: ClassVar[str]
     concurrent: ClassVar[bool] = True
     """Whether actors run beside the driver."""
-    mailbox: ClassVar[int] = 1000
+    mailbox_size: ClassVar[int] = 1000
     """How many messages an actor may be behind before the driver's `send` waits for it."""
     catches: ClassVar[type[BaseException]] = Exception
     """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
@@ -265,7 +265,7 @@ class Engine(ABC):
         sink = self.sink()
         self.ledger.watch(sink)
         try:
-            while self.ledger.crowded(actor, self.mailbox, sink):
+            while self.ledger.crowded(actor, self.mailbox_size, sink):
                 if self.ledger.idle():
                     raise Deadlock(f"{actor.name} has {actor.outstanding} messages waiting and cannot go on")
                 sink.wait()

@@ -121,6 +121,7 @@ class Ledger:
     def unwatch(self, sink: Sink) -> None:
         """Undo `watch`."""
         with self._lock:
+            self._crowded.pop(sink, None)
             if sink in self._watchers:
                 self._watchers.remove(sink)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollstream.engine import RollstreamError
 
-_LIBRARY = ("rollstream.flow", "rollstream.engine", "rollstream.rl")
+_LIBRARY = ("rollstream.flow", "rollstream.engine")
 
 
 class PlanError(RollstreamError):
