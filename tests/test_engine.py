@@ -330,8 +330,8 @@ class SharesNames(InlineEngine):
 
 
 class SharesInstances(InlineEngine):
-    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        actors = super()._start(cells)
+    def _start(self, cells: list[Cell], *more: Any) -> list[Actor[Any]]:
+        actors = super()._start(cells, *more)
         for cell in cells:
             cell.instance = cells[0].instance
         return actors
@@ -351,7 +351,7 @@ class KeepsEverything(InlineEngine):
 
 class RestartsNothing(InlineEngine):
     def restart(self, actor: Actor[Any]) -> Future[None]:
-        actor.cell.context.restarts += 1
+        actor.restarts += 1
         return actor.apply(lambda instance: None)
 
 
@@ -364,7 +364,7 @@ class ForgetsLocal(InlineEngine):
 class CountsNothing(InlineEngine):
     def _handle(self, actor: Actor[Any], message: Message) -> None:
         super()._handle(actor, message)
-        actor.cell.messages = 0
+        actor.messages = 0
 
 
 class NeverCloses(InlineEngine):

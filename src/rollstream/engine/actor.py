@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rollstream.engine.errors import EngineError
+from rollstream.engine.errors import ActorDied, EngineError
 from rollstream.engine.future import Future, Ref
+from rollstream.engine.supervision import Terms
 
 if TYPE_CHECKING:
     from rollstream.engine.base import Engine
@@ -41,7 +43,7 @@ def wants_context(function: Callable[..., Any]) -> bool:
 class Message:
     """One message on its way: a method to call or a function of the cell to run, and who waits."""
 
-    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "posted")
+    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "parcel", "posted")
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Message:
         self.actor: Actor[Any] | None = None  # whom it was posted to
         self.counted = False  # whether it is in the books
         self.posted: tuple[str, float] | None = None  # sender and time, when messages are traced
+        self.parcel: Any = None  # operation and arguments, ready to travel to another process
         self.operation = operation
         self.args = args
         self.future = future
@@ -62,7 +65,7 @@ class Message:
 class Cell:
     """The place an instance lives in: built from a class and arguments, rebuilt by a restart."""
 
-    __slots__ = ("afterwards", "args", "busy", "cls", "context", "failures", "instance", "kwargs", "messages")
+    __slots__ = ("afterwards", "args", "cls", "context", "instance", "kwargs")
 
     def __init__(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], context: ActorContext):
         self.cls = cls
@@ -71,9 +74,6 @@ class Cell:
         self.context = context
         self.afterwards: deque[Callable[[], None]] = deque()
         """What to do when the message in hand is handled."""
-        self.messages = 0
-        self.failures = 0
-        self.busy = 0.0
         self.instance: Any = _Nobody(context.name)
 
     def build(self) -> None:
@@ -101,7 +101,7 @@ class Cell:
             while self.afterwards:
                 self.afterwards.popleft()()
 
-    def rebuild(self, sticky: Iterable[Message]) -> None:
+    def rebuild(self, sticky: Iterable[tuple[str | Callable[..., Any], tuple[Any, ...]]]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""
         try:
             self.end()
@@ -109,8 +109,8 @@ class Cell:
             old = self.context
             self.context = ActorContext(old.name, old.index, old.count, old.restarts + 1)
             self.build()
-            for message in sticky:
-                self.run(message.operation, message.args)
+            for operation, args in sticky:
+                self.run(operation, args)
 
     def end(self) -> None:
         """Let the instance go; its `close` method is called if it has one."""
@@ -142,7 +142,23 @@ def resolve(args: tuple[Any, ...]) -> tuple[Any, ...]:
 class Actor(Generic[A]):
     """A handle to one instance somewhere: every use of it is visibly a message."""
 
-    __slots__ = ("cell", "cls", "engine", "index", "mailbox", "name", "outstanding", "sticky")
+    __slots__ = (
+        "busy",
+        "cell",
+        "cls",
+        "engine",
+        "failures",
+        "gone",
+        "index",
+        "lost",
+        "mailbox",
+        "messages",
+        "name",
+        "outstanding",
+        "restarts",
+        "sticky",
+        "terms",
+    )
 
     def __init__(self, engine: Engine, cell: Cell, mailbox: Any = None):
         self.engine = engine
@@ -151,6 +167,11 @@ class Actor(Generic[A]):
         self.outstanding = 0
         """Messages sent to it and not yet handled."""
         self.sticky: dict[str, Message] = {}
+        self.terms = Terms()
+        self.gone: ActorDied | None = None
+        """Why it is no longer there, if it died and does not come back."""
+        self.messages = self.failures = self.restarts = self.lost = 0
+        self.busy = 0.0
         self.cls: type[A] = cell.cls
         self.name = cell.context.name
         self.index = cell.context.index
@@ -216,11 +237,32 @@ class Actor(Generic[A]):
     def __repr__(self) -> str:
         return f"<Actor {self.name}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"the handle {self.name} travels in messages of its own engine only")
+
     def __copy__(self) -> Actor[A]:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Actor[A]:
         return self
+
+
+def perform(
+    cell: Cell, operation: str | Callable[..., Any], args: tuple[Any, ...], catches: type[BaseException]
+) -> tuple[Any, BaseException | None, float, float]:
+    """Handle a message where the instance lives: the value or the error, and when it began and ended."""
+    error = value = None
+    start = time.perf_counter()
+    try:
+        value = cell.run(operation, args)
+    except catches as caught:
+        error = caught
+    return value, error, start, time.perf_counter()
+
+
+def rebuild(cell: Cell, sticky: list[tuple[str | Callable[..., Any], tuple[Any, ...]]]) -> None:
+    """The message behind `Actor.restart`."""
+    cell.rebuild(sticky)
 
 
 def _kind(name: str, sticky: bool | str) -> str | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
-from rollstream.engine.errors import Deadlock, EngineClosed, EngineError
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, perform, rebuild, resolve
+from rollstream.engine.errors import ActorDied, Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref, Sink
 from rollstream.engine.ledger import Ledger
+from rollstream.engine.supervision import ActorEvent, EventCallback, Policy, Terms
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -30,6 +31,8 @@ class ActorStatistics:
     messages: int
     failures: int
     restarts: int
+    lost: int
+    """Messages it was sent and could not handle, because it died."""
     queued: int
     """Messages sent to it and not yet handled."""
     busy: float
@@ -42,6 +45,8 @@ class EngineStatistics:
     engine: str
     outstanding: int
     actors: tuple[ActorStatistics, ...]
+    events: tuple[ActorEvent, ...] = ()
+    """Actors that died, in order, and what became of them."""
 
 
 class MessageTracer(Protocol):
@@ -69,7 +74,10 @@ class Engine(ABC):
     catches: ClassVar[type[BaseException]] = Exception
     """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_event: EventCallback | None = None) -> None:
+        self.on_event = on_event
+        """Told of every actor that dies."""
+        self.events: list[ActorEvent] = []
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
         self.ledger = Ledger()
@@ -90,11 +98,29 @@ class Engine(ABC):
         *,
         count: int = 1,
         name: str | None = None,
+        on_failure: Policy = "raise",
+        max_restarts: int = 10,
+        deadline: float | None = None,
+        resources: Mapping[str, float] | None = None,
     ) -> list[Actor[A]]:
         """Start `count` actors, each an instance of `cls(*args, **kwargs)`.
 
         A constructor with a parameter called `context` is given its `ActorContext` (index, count, name).
         Actors are named `name`, or `name[0]`, `name[1]`, ... when there are several.
+
+        Args:
+            cls: the class.
+            args: positional arguments of its constructor.
+            kwargs: keyword arguments of its constructor.
+            count: how many actors.
+            name: the actors' name; that of the class if left out.
+            on_failure: what becomes of an actor whose process dies. `raise`: the flow ends with `ActorDied`.
+                `restart`: it is built again from the same arguments, then handles its sticky messages again;
+                what it had not handled is lost, and counted. `drop`: the others go on without it.
+            max_restarts: how often one actor is built again before its death is raised.
+            deadline: seconds one message may take, after which the actor counts as hung and is killed.
+            resources: what the actor needs of a cluster, for example `{"num_cpus": 1, "num_gpus": 0.5}`;
+                engines of one machine do not ration.
         """
         self.require_open()
         if not isinstance(cls, type):
@@ -105,10 +131,11 @@ class Engine(ABC):
             )
         if count < 1:
             raise EngineError(f"count={count}: spawn at least one actor")
+        terms = Terms(on_failure, max_restarts, deadline, resources or {})
         names = self._take_names(name or cls.__name__, count)
         contexts = [ActorContext(actor, index, count) for index, actor in enumerate(names)]
         cells = [Cell(cls, tuple(args), kwargs or {}, context) for context in contexts]
-        actors: list[Actor[A]] = self._start(cells)
+        actors: list[Actor[A]] = self._start(cells, terms)
         self.actors.update((actor.name, actor) for actor in actors)
         return actors
 
@@ -176,22 +203,24 @@ class Engine(ABC):
 
     def restart(self, actor: Actor[Any]) -> Future[None]:
         """Replace an actor's instance by a fresh one, then repeat its sticky messages."""
-        return actor.ask(_rebuild, actor, list(actor.sticky.values()), name="restart")
+        sticky = [(message.operation, message.args) for message in actor.sticky.values()]
+        return actor.ask(rebuild, sticky, name="restart")
 
     def statistics(self) -> EngineStatistics:
         """What every actor has done so far; readable from any thread."""
         rows = tuple(
             ActorStatistics(
                 actor.name,
-                actor.cell.messages,
-                actor.cell.failures,
-                actor.cell.context.restarts,
+                actor.messages,
+                actor.failures,
+                actor.restarts,
+                actor.lost,
                 actor.outstanding,
-                actor.cell.busy,
+                actor.busy,
             )
             for actor in list(self.actors.values())
         )
-        return EngineStatistics(self.name, self.ledger.outstanding, rows)
+        return EngineStatistics(self.name, self.ledger.outstanding, rows, tuple(self.events))
 
     def close(self, *, drain: bool = True) -> None:
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
@@ -237,6 +266,9 @@ class Engine(ABC):
         """Send a message; `kind` makes it sticky."""
         if self.ledger.closed:
             self.require_open()
+        if actor.gone is not None:
+            self._refuse_lost(actor, message, actor.gone)
+            return
         if kind is not None:
             actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
@@ -284,7 +316,7 @@ class Engine(ABC):
     # What an engine adds -----------------------------------------------------------------------
 
     @abstractmethod
-    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
+    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
         """Build every instance where it will live; raise if one cannot be built."""
 
     @abstractmethod
@@ -316,23 +348,84 @@ class Engine(ABC):
 
     def _handle(self, actor: Actor[Any], message: Message) -> None:
         """Run a message beside its instance and settle its reply."""
-        cell = actor.cell
-        error = value = None
-        start = time.perf_counter()
-        try:
-            value = cell.run(message.operation, message.args)
-        except self.catches as caught:
-            error = caught
-            cell.failures += 1
-        end = time.perf_counter()
-        cell.messages += 1
-        cell.busy += end - start
+        outcome = perform(actor.cell, message.operation, message.args, self.catches)
+        self._complete(actor, message, *outcome)
+
+    def _complete(
+        self,
+        actor: Actor[Any],
+        message: Message,
+        value: Any,
+        error: BaseException | None,
+        start: float,
+        end: float,
+    ) -> None:
+        """A message was handled: count it and settle its reply."""
+        actor.messages += 1
+        actor.busy += end - start
+        if error is not None:
+            actor.failures += 1
         if self.tracer is not None and message.posted is not None:
             self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
+        if message.operation is rebuild:
+            actor.restarts += 1
+            self.ledger.abandon(EngineError(f"{actor.name} was restarted before it replied"), actor.name)
         if isinstance(value, Deferred):
             self.ledger.defer(message, actor.name, value)
         else:
             self.ledger.settle(message, value, error)
+
+    # The death of an actor ---------------------------------------------------------------------
+
+    def _died(self, actor: Actor[Any], lost: Sequence[Message], reason: str, details: str = "") -> bool:
+        """An actor has died with these messages not handled: whether it is to be started again.
+
+        Who waits for a reply is told; the rest is counted. Engines call this when they notice.
+        """
+        terms = actor.terms
+        restart = terms.on_failure == "restart" and actor.restarts < terms.max_restarts
+        outcome = "restarted" if restart else "dropped" if terms.on_failure == "drop" else "raised"
+        if restart:
+            actor.restarts += 1
+        elif terms.on_failure == "restart":
+            reason = f"{reason}, after {terms.max_restarts} restarts"
+        actor.lost += len(lost)
+        error = ActorDied(actor.name, f"{actor.name} {reason}{details}", outcome)
+        if not restart:
+            actor.gone = error
+        self._tell(ActorEvent(actor.name, outcome, reason, len(lost), actor.restarts, time.time()))
+        if outcome == "raised" and not any(message.future for message in lost):
+            self.ledger.fail(error)
+        self._settle_lost(lost, error)
+        return restart
+
+    def _settle_lost(self, lost: Sequence[Message], error: ActorDied) -> None:
+        for message in lost:
+            if message.future is None:
+                self.ledger.settle(message)
+                continue
+            own = ActorDied(error.actor, f"{message.label} was lost: {error}", error.outcome)
+            message.future.read = error.outcome != "raised"
+            self.ledger.settle(message, None, own)
+        self.ledger.abandon(error, error.actor)
+
+    def _refuse_lost(self, actor: Actor[Any], message: Message, gone: ActorDied) -> None:
+        """A message to an actor that is no longer there."""
+        if gone.outcome == "raised" and message.future is None:
+            raise gone
+        actor.lost += 1
+        self._settle_lost([message], gone)
+
+    def _tell(self, event: ActorEvent) -> None:
+        self.events.append(event)
+        if self.on_event is not None:
+            try:
+                self.on_event(event)
+            except Exception as error:
+                error.add_note("raised by the callback on_event")
+                self.ledger.fail(error)
+
+    # Tasks and instances in this process -------------------------------------------------------
 
     def _handle_task(self, message: Message) -> None:
         try:
@@ -346,18 +439,25 @@ class Engine(ABC):
             raise
         self.ledger.settle(message, value, error)
 
-    def _build_here(self, cells: list[Cell], mailbox: Callable[[], Any] = lambda: None) -> list[Actor[Any]]:
+    def _build_here(
+        self, cells: list[Cell], terms: Terms, mailbox: Callable[[], Any] = lambda: None
+    ) -> list[Actor[Any]]:
         """Build instances in this thread; if one cannot be built, those before it end again."""
         actors: list[Actor[Any]] = []
         try:
             for cell in cells:
                 cell.build()
-                actors.append(Actor(self, cell, mailbox()))
+                actors.append(self._actor(cell, terms, mailbox()))
         except BaseException:
             for actor in actors:
                 self._end(actor)
             raise
         return actors
+
+    def _actor(self, cell: Cell, terms: Terms, mailbox: Any = None) -> Actor[Any]:
+        actor: Actor[Any] = Actor(self, cell, mailbox)
+        actor.terms = terms
+        return actor
 
     def _end(self, actor: Actor[Any]) -> None:
         """Let an instance go; what its `close` raises is kept like the error of a message."""
@@ -381,14 +481,6 @@ class Engine(ABC):
             number += 1
             candidate = f"{name}-{number}"
         return candidate
-
-
-def _rebuild(cell: Cell, actor: Actor[Any], sticky: list[Message]) -> None:
-    try:
-        cell.rebuild(sticky)
-    finally:
-        error = EngineError(f"{actor.name} was restarted before it replied")
-        actor.engine.ledger.abandon(error, actor.name)
 
 
 def _nothing(_: Cell) -> None:

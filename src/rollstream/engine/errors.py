@@ -6,6 +6,9 @@ from __future__ import annotations
 class RollstreamError(Exception):
     """The base of every error Rollstream raises itself."""
 
+    tells_all = False
+    """Whether its text has the traceback already, so that none has to travel beside it."""
+
 
 class EngineError(RollstreamError):
     """An engine was asked for something it cannot do."""
@@ -17,6 +20,19 @@ class EngineClosed(EngineError):
 
 class ReentryError(EngineError):
     """An actor was asked to handle a message while it handles another, and waits for itself."""
+
+
+class ActorDied(EngineError):
+    """An actor has ended by itself: its process was killed, crashed or hung."""
+
+    def __init__(self, actor: str, text: str, outcome: str = "raised"):
+        super().__init__(actor, text, outcome)
+        self.actor = actor
+        self.outcome = outcome
+        """What became of it: `raised`, `restarted` or `dropped`."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class Deadlock(RollstreamError):

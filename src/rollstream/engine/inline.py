@@ -9,6 +9,7 @@ from rollstream.engine.actor import Actor, Cell, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import ReentryError
 from rollstream.engine.future import Future, Sink
+from rollstream.engine.supervision import Terms
 
 
 class ListSink:
@@ -54,8 +55,8 @@ class InlineEngine(Engine):
         """The actor whose method is running, innermost."""
         return self._running[-1] if self._running else DRIVER
 
-    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        return self._build_here(cells)
+    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+        return self._build_here(cells, terms)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if actor.name in self._running:

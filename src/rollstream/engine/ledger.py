@@ -29,6 +29,7 @@ class Ledger:
         self._watchers: list[Sink] = []
         self._blocked: dict[Sink, Actor[Any] | None] = {}
         self._crowded: dict[Sink, tuple[Actor[Any], int]] = {}
+        self._held: dict[str, int] = {}
         self._deferred: dict[Message, str] = {}
         self._failed: list[Future[Any]] = []
 
@@ -61,7 +62,7 @@ class Ledger:
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
                 self._wake()
-            if not self.outstanding or self._blocked:
+            if not self.outstanding or self._blocked or self._held:
                 self._wake_if_idle(told)
 
     def _handled(self, message: Message) -> None:
@@ -100,6 +101,28 @@ class Ledger:
         if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
             self.settle(message, value, error)
 
+    # Held back: messages that carry replies still to come --------------------------------------
+
+    def follow(self, futures: Sequence[Future[Any]], sink: Sink) -> bool:
+        """Whether some futures are pending; then the sink is given each of them, under the lock."""
+        with self._lock:
+            pending = [future for future in futures if not future.done]
+            for future in pending:
+                future.waiters += (sink,)
+        return bool(pending)
+
+    def hold(self, actor: Actor[Any], count: int) -> None:
+        """So many messages to an actor wait for replies they carry: they do not run meanwhile."""
+        with self._lock:
+            self.release(actor)
+            if count:
+                self._held[actor.name] = count
+                self._wake_if_idle()
+
+    def release(self, actor: Actor[Any]) -> None:
+        """Messages held back may run now. For a sink that `follow` put to use: the lock is held there."""
+        self._held.pop(actor.name, None)
+
     # Waiting -----------------------------------------------------------------------------------
 
     def idle(self) -> bool:
@@ -108,10 +131,11 @@ class Ledger:
             return self._idle()
 
     def _idle(self) -> bool:
-        if not self._blocked:
+        if not self._blocked and not self._held:
             return self.outstanding == 0
         stuck = {actor.name: actor.outstanding for actor in self._blocked.values() if actor is not None}
-        return self.outstanding == sum(stuck.values())
+        held = sum(count for name, count in self._held.items() if name not in stuck)
+        return self.outstanding == sum(stuck.values()) + held
 
     def watch(self, sink: Sink) -> None:
         """Wake this sink when the engine goes idle or closes, and when a message nobody awaits fails."""

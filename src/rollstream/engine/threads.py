@@ -12,6 +12,7 @@ from rollstream.engine.actor import Actor, Cell, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import EngineClosed, ReentryError
 from rollstream.engine.future import Future, Sink
+from rollstream.engine.supervision import Terms
 
 
 class QueueSink:
@@ -82,8 +83,8 @@ class ThreadsEngine(Engine):
                 raise ReentryError(f"{me} waits for {future.label}, which only {me} itself could handle")
         return super().wait(futures, count, timeout)
 
-    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        actors: list[Actor[Any]] = [Actor(self, cell, SimpleQueue()) for cell in cells]
+    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+        actors = [self._actor(cell, terms, SimpleQueue()) for cell in cells]
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         for actor in actors:
             thread = threading.Thread(target=self._live, args=(actor, started), name=actor.name, daemon=True)

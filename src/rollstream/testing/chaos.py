@@ -10,6 +10,7 @@ from rollstream.engine import Actor, Engine, Future
 from rollstream.engine.actor import Cell, Message
 from rollstream.engine.base import DRIVER
 from rollstream.engine.future import Sink
+from rollstream.engine.supervision import Terms
 
 
 class ChaosEngine(Engine):
@@ -75,8 +76,8 @@ class ChaosEngine(Engine):
         ]
         return [*waiting, None] if self._tasks else waiting
 
-    def _start(self, cells: list[Cell]) -> list[Actor[Any]]:
-        return self._build_here(cells, deque)
+    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+        return self._build_here(cells, terms, deque)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         actor.mailbox.append(message)
