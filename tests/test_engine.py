@@ -25,6 +25,7 @@ from rollstream.engine import (
 )
 from rollstream.engine.actor import Cell, Message
 from rollstream.engine.ledger import Ledger
+from rollstream.engine.supervision import Terms
 from rollstream.testing import ChaosEngine
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
@@ -63,7 +64,7 @@ class Recorder:
 # The rules of all engines ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [*ENGINES, "processes"])
 @pytest.mark.parametrize("rule", ENGINE_CHECKS)
 def test_rule(rule: str, name: str) -> None:
     ENGINE_CHECKS[rule](lambda: rs.engine(name))
@@ -75,7 +76,7 @@ def test_check_engine_accepts(name: str) -> None:
 
 
 def test_unknown_engine_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(rs.EngineError, match=r"'warp'.*inline, threads"):
+    with pytest.raises(rs.EngineError, match=r"'warp'.*inline, threads, processes"):
         rs.engine("warp")
 
 
@@ -330,8 +331,8 @@ class SharesNames(InlineEngine):
 
 
 class SharesInstances(InlineEngine):
-    def _start(self, cells: list[Cell], *more: Any) -> list[Actor[Any]]:
-        actors = super()._start(cells, *more)
+    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+        actors = super()._start(cells, terms)
         for cell in cells:
             cell.instance = cells[0].instance
         return actors

@@ -20,7 +20,7 @@ Metrics = dict[str, Any]
 STEPS = 8
 
 
-@pytest.fixture(params=["inline", "threads", "chaos"])
+@pytest.fixture(params=["inline", "threads", "chaos", "processes"])
 def engine(request: pytest.FixtureRequest) -> Iterator[rs.Engine]:
     with ChaosEngine(3) if request.param == "chaos" else rs.engine(request.param) as opened:
         yield opened

@@ -21,8 +21,8 @@ def tree(first: int, name: str) -> Callable[[], Iterator[int]]:
     return inner
 
 
-@pytest.mark.parametrize("outer", ["inline", "threads"])
-@pytest.mark.parametrize("inner", ["inline", "threads"])
+@pytest.mark.parametrize("outer", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("inner", ["inline", "threads", "processes"])
 def test_trees_of_flows(outer: str, inner: str) -> None:
     with rs.engine(outer) as engine:
         plan = flow.from_factories(engine, [tree(0, inner), tree(100, inner), tree(200, inner)]).gather_sync()

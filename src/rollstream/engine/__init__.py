@@ -13,6 +13,10 @@
 5
 """
 
+import importlib
+import inspect
+from typing import Any
+
 from rollstream.engine.actor import Actor, ActorContext
 from rollstream.engine.base import ActorStatistics, Engine, EngineStatistics
 from rollstream.engine.errors import Deadlock, EngineClosed, EngineError, ReentryError, RollstreamError
@@ -39,11 +43,27 @@ __all__ = [
     "engine",
 ]
 
-_ENGINES: dict[str, type[Engine]] = {"inline": InlineEngine, "threads": ThreadsEngine}
+_ENGINES = {
+    "inline": ("rollstream.engine.inline", "InlineEngine"),
+    "threads": ("rollstream.engine.threads", "ThreadsEngine"),
+    "processes": ("rollstream.engine.processes", "ProcessesEngine"),
+}
 
 
-def engine(name: str = "inline") -> Engine:
-    """Open an engine by name: `inline` for debugging and one core, `threads` for several."""
+def engine(name: str = "inline", **options: Any) -> Engine:
+    """Open an engine by name.
+
+    `inline` for debugging and one core, `threads` for work that releases the interpreter lock, `processes`
+    for all cores of one machine. Options are those of the engine's class.
+    """
     if name not in _ENGINES:
         raise EngineError(f"there is no engine {name!r}; choose one of: {', '.join(_ENGINES)}")
-    return _ENGINES[name]()
+    module, attribute = _ENGINES[name]
+    kind: type[Engine] = getattr(importlib.import_module(module), attribute)
+    known = [option for option in inspect.signature(kind).parameters if option != "self"]
+    for option in options:
+        if option not in known:
+            raise EngineError(
+                f"engine({name!r}) has no option {option!r}; it has: {', '.join(known) or 'none'}"
+            )
+    return kind(**options)

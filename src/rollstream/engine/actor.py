@@ -61,6 +61,12 @@ class Message:
         self.future = future
         self.label = label
 
+    def repeated(self) -> Message:
+        """The same message once more, without a reply."""
+        message = Message(self.operation, self.args, None, self.label)
+        message.parcel = self.parcel
+        return message
+
 
 class Cell:
     """The place an instance lives in: built from a class and arguments, rebuilt by a restart."""
@@ -260,9 +266,9 @@ def perform(
     return value, error, start, time.perf_counter()
 
 
-def rebuild(cell: Cell, sticky: list[tuple[str | Callable[..., Any], tuple[Any, ...]]]) -> None:
-    """The message behind `Actor.restart`."""
-    cell.rebuild(sticky)
+def rebuild(cell: Cell, sticky: list[Any]) -> None:
+    """The message behind `Actor.restart`; what is sticky comes as it is, or as references."""
+    cell.rebuild(message.get() if isinstance(message, Ref) else message for message in sticky)
 
 
 def _kind(name: str, sticky: bool | str) -> str | None:

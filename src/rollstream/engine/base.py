@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from rollstream.engine.actor import Actor, ActorContext, Cell, Message, perform, rebuild, resolve
@@ -47,6 +47,10 @@ class EngineStatistics:
     actors: tuple[ActorStatistics, ...]
     events: tuple[ActorEvent, ...] = ()
     """Actors that died, in order, and what became of them."""
+    grown: int = 0
+    """How often shared memory did not suffice, because the flow held on to what was sent."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What fixes the number of threads that numeric libraries start in an actor's process."""
 
 
 class MessageTracer(Protocol):
@@ -69,6 +73,8 @@ class Engine(ABC):
     name: ClassVar[str]
     concurrent: ClassVar[bool] = True
     """Whether actors run beside the driver."""
+    remote: ClassVar[bool] = False
+    """Whether actors live in other processes, so that messages are packed and replies opened."""
     mailbox_size: ClassVar[int] = 1000
     """How many messages an actor may be behind before the driver's `send` waits for it."""
     catches: ClassVar[type[BaseException]] = Exception
@@ -269,6 +275,8 @@ class Engine(ABC):
         if actor.gone is not None:
             self._refuse_lost(actor, message, actor.gone)
             return
+        if self.remote:
+            self.prepare(message)
         if kind is not None:
             actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
@@ -313,6 +321,14 @@ class Engine(ABC):
                 f"keep the work inside its `with` block"
             )
 
+    def prepare(self, message: Message) -> None:
+        """Make a message ready to travel; what cannot travel is the sender's error. Remote engines only."""
+        raise NotImplementedError
+
+    def opened(self, future: Future[Any]) -> Any:
+        """The value of a reply that has travelled. Remote engines only."""
+        raise NotImplementedError
+
     # What an engine adds -----------------------------------------------------------------------
 
     @abstractmethod
@@ -323,9 +339,9 @@ class Engine(ABC):
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         """Get a message to its actor, after every earlier one of the same sender."""
 
-    @abstractmethod
     def _run_task(self, message: Message) -> None:
-        """Run a stateless function."""
+        """Run a stateless function: for engines that do not bring a `submit` of their own."""
+        raise NotImplementedError
 
     @abstractmethod
     def _stop(self) -> None:
@@ -377,27 +393,32 @@ class Engine(ABC):
 
     # The death of an actor ---------------------------------------------------------------------
 
-    def _died(self, actor: Actor[Any], lost: Sequence[Message], reason: str, details: str = "") -> bool:
-        """An actor has died with these messages not handled: whether it is to be started again.
+    def _died(
+        self, actor: Actor[Any], unhandled: Sequence[Message], reason: str, details: str = ""
+    ) -> list[Message] | None:
+        """An actor has died: what a new instance has to handle first, or `None` if there will be none.
 
-        Who waits for a reply is told; the rest is counted. Engines call this when they notice.
+        Engines call this when they notice. Sticky messages are handled again; of the others that were not
+        handled, who waits for a reply is told, and all are counted.
         """
-        terms = actor.terms
-        restart = terms.on_failure == "restart" and actor.restarts < terms.max_restarts
-        outcome = "restarted" if restart else "dropped" if terms.on_failure == "drop" else "raised"
-        if restart:
+        terms, again = actor.terms, None
+        if terms.on_failure == "restart" and actor.restarts < terms.max_restarts:
             actor.restarts += 1
+            waiting = set(unhandled)
+            again = [m if m in waiting else m.repeated() for m in actor.sticky.values()]
         elif terms.on_failure == "restart":
             reason = f"{reason}, after {terms.max_restarts} restarts"
+        outcome = "restarted" if again is not None else "dropped" if terms.on_failure == "drop" else "raised"
+        lost = [message for message in unhandled if again is None or message not in again]
         actor.lost += len(lost)
         error = ActorDied(actor.name, f"{actor.name} {reason}{details}", outcome)
-        if not restart:
+        if again is None:
             actor.gone = error
         self._tell(ActorEvent(actor.name, outcome, reason, len(lost), actor.restarts, time.time()))
         if outcome == "raised" and not any(message.future for message in lost):
             self.ledger.fail(error)
         self._settle_lost(lost, error)
-        return restart
+        return again
 
     def _settle_lost(self, lost: Sequence[Message], error: ActorDied) -> None:
         for message in lost:

@@ -35,5 +35,16 @@ class ActorDied(EngineError):
         return str(self.args[1])
 
 
+class RemoteError(RollstreamError):
+    """Stands for an error of another process that could not travel itself."""
+
+
+class RemoteTraceback(Exception):
+    """Where an error was raised in another process: the cause of what is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class Deadlock(RollstreamError):
     """Nothing runs and nothing can: whoever waits would wait forever."""

@@ -14,12 +14,16 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Sink(Protocol):
-    """Where an engine puts finished futures, and where one thread waits for them."""
+class Inbox(Protocol):
+    """Where an engine puts finished futures."""
 
     def put(self, future: Future[Any], /) -> None:
         """Add a finished future; may be called from any thread."""
         ...
+
+
+class Sink(Inbox, Protocol):
+    """An inbox on which one thread waits."""
 
     def wake(self) -> None:
         """Make `wait` return: the engine went idle, or a message nobody awaits failed."""
@@ -37,7 +41,7 @@ class Sink(Protocol):
 class Future(Generic[T_co]):
     """The reply to a message: it arrives later, once, as a value or an error."""
 
-    __slots__ = ("done", "engine", "error", "label", "read", "receiver", "sink", "token", "value", "waiters")
+    __slots__ = ("done", "engine", "error", "label", "read", "receiver", "reply", "sink", "token", "waiters")
 
     def __init__(
         self, engine: Engine, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None
@@ -49,13 +53,19 @@ class Future(Generic[T_co]):
         """Told when the reply is there; a flow has one for all its requests."""
         self.token = token
         """Whatever the one who asked wants to find again beside the reply."""
-        self.waiters: tuple[Sink, ...] = ()
+        self.waiters: tuple[Inbox, ...] = ()
         self.done = False
         self.read = False
         """Whether somebody has seen the error, if it came to one."""
-        self.value: Any = None
+        self.reply: Any = None
+        """What came, as it travelled."""
         self.error: BaseException | None = None
-        """What came, once `done`; `result` gives the one or raises the other."""
+        """The error, if it came to one; `result` raises it."""
+
+    @property
+    def value(self) -> Any:
+        """What came, once `done`."""
+        return self.engine.opened(self) if self.engine.remote else self.reply
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the reply; raise what the actor raised, or `TimeoutError`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.errors import EngineClosed, EngineError
-from rollstream.engine.future import Deferred, Future, Sink
+from rollstream.engine.future import Deferred, Future, Inbox, Sink
 
 
 class Ledger:
@@ -27,7 +27,7 @@ class Ledger:
         """Messages sent and not yet handled."""
         self._lock = threading.Lock()
         self._watchers: list[Sink] = []
-        self._blocked: dict[Sink, Actor[Any] | None] = {}
+        self._blocked: dict[Inbox, Actor[Any] | None] = {}
         self._crowded: dict[Sink, tuple[Actor[Any], int]] = {}
         self._held: dict[str, int] = {}
         self._deferred: dict[Message, str] = {}
@@ -51,7 +51,7 @@ class Ledger:
             if message.counted:
                 self._handled(message)
             if future is not None:
-                future.value, future.error, future.done = value, error, True
+                future.reply, future.error, future.done = value, error, True
                 if (told := future.sink) is not None:
                     told.put(future)
                 elif error is not None:
@@ -61,7 +61,7 @@ class Ledger:
                     self._blocked.pop(waiter, None)
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
-                self._wake()
+                self._wake_all()
             if not self.outstanding or self._blocked or self._held:
                 self._wake_if_idle(told)
 
@@ -103,12 +103,12 @@ class Ledger:
 
     # Held back: messages that carry replies still to come --------------------------------------
 
-    def follow(self, futures: Sequence[Future[Any]], sink: Sink) -> bool:
-        """Whether some futures are pending; then the sink is given each of them, under the lock."""
+    def follow(self, futures: Sequence[Future[Any]], inbox: Inbox) -> bool:
+        """Whether some futures are pending; then the inbox is given each of them, under the lock."""
         with self._lock:
             pending = [future for future in futures if not future.done]
             for future in pending:
-                future.waiters += (sink,)
+                future.waiters += (inbox,)
         return bool(pending)
 
     def hold(self, actor: Actor[Any], count: int) -> None:
@@ -120,7 +120,7 @@ class Ledger:
                 self._wake_if_idle()
 
     def release(self, actor: Actor[Any]) -> None:
-        """Messages held back may run now. For a sink that `follow` put to use: the lock is held there."""
+        """Messages held back may run now. For an inbox given to `follow`: the lock is held there."""
         self._held.pop(actor.name, None)
 
     # Waiting -----------------------------------------------------------------------------------
@@ -168,6 +168,13 @@ class Ledger:
                 self._wake_if_idle(sink)
         return True
 
+    def block(self, actor: Actor[Any], inbox: Inbox, futures: Sequence[Future[Any]]) -> None:
+        """An actor elsewhere waits for futures whose replies come to the inbox: it does not run meanwhile."""
+        with self._lock:
+            if not any(future.done for future in futures):
+                self._blocked[inbox] = actor
+                self._wake_if_idle()
+
     def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
         """Whether `limit` messages wait for an actor; then the sink is woken when there are fewer."""
         with self._lock:
@@ -191,7 +198,7 @@ class Ledger:
                 if sink is not told:
                     sink.wake()
 
-    def _wake(self) -> None:
+    def _wake_all(self) -> None:
         for sink in self._watchers:
             sink.wake()
 
@@ -201,6 +208,7 @@ class Ledger:
         """Keep an error that no reply carries."""
         with self._lock:
             self.failures.append(error)
+            self._wake_all()
 
     def raise_failure(self) -> None:
         """Raise the error of a message nobody awaited, if there is one; more of them become its notes."""
@@ -216,4 +224,4 @@ class Ledger:
         with self._lock:
             self.failures += [future.error for future in self._failed if not future.read and future.error]
             self.closed = True
-            self._wake()
+            self._wake_all()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollstream.engine import Actor, Future
+from rollstream.engine import Actor, EngineError, Future
 from rollstream.engine.actor import Message
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
@@ -69,9 +69,19 @@ class Gather(Node):
         super().open(flow)
         self._key = flow.key(self.name)
         plan = replace(self.plan, traced=flow.tracer is not None)
+        if self.engine.remote:
+            self._require_sendable()
         self.engine.results(
             [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
         )
+
+    def _require_sendable(self) -> None:
+        """Raise, naming it, if an operator cannot go to another process."""
+        for stage in self.plan.stages:
+            try:
+                self.engine.prepare(Message("", (stage.function,), None, stage.name))
+            except EngineError as error:
+                raise shard.cannot_be_copied(stage, error) from error
 
     def stop(self) -> None:
         """Issue no more requests and take the shards away."""

@@ -178,10 +178,15 @@ def _copied(stage: Stage) -> Stage:
     try:
         return copy.deepcopy(stage)
     except Exception as error:
-        raise PlanError(
-            f"{stage.name} ({stage.location}) cannot be copied, but each shard has its own copy of an "
-            f"operator: {error}; make what it holds where it is first called"
-        ) from error
+        raise cannot_be_copied(stage, error) from error
+
+
+def cannot_be_copied(stage: Stage, error: Exception) -> PlanError:
+    """An error that says which operator cannot go to its shards."""
+    return PlanError(
+        f"{stage.name} ({stage.location}) cannot be copied, but each shard has its own copy of an "
+        f"operator: {error}; make what it holds where it is first called"
+    )
 
 
 # Messages to an actor's cell; shards are kept beside the instance under the flow's key.

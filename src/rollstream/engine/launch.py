@@ -1,0 +1,108 @@
+"""Starting an actor's process afresh, hearing what it writes, and telling how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+
+_BOOT = (
+    "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('ROLLSTREAM_PATH')); "
+    "from rollstream.engine.worker import main; main()"
+)
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NPROC",  # XLA's thread pool: its results depend on it for wide layers
+)
+_LINES = 20
+
+
+def thread_variables(threads: int | None) -> dict[str, str]:
+    """The environment that makes numeric libraries use so many threads; by default one, or what is set."""
+    if threads is not None:
+        return dict.fromkeys(_THREADS, str(threads))
+    return {variable: os.environ.get(variable, "1") for variable in _THREADS}
+
+
+class Process:
+    """A fresh interpreter with a socket to it. It ends by itself when this process ends, however that is."""
+
+    def __init__(self, name: str, life: int, pool: int, variables: dict[str, str]):
+        self.lines: deque[str] = deque(maxlen=_LINES)
+        """The last lines it wrote."""
+        self._partial = {"stdout": "", "stderr": ""}
+        mine, theirs = socket.socketpair()
+        watched, self._lifeline = os.pipe()
+        path = [os.path.abspath(entry) for entry in sys.path]
+        environment = {**os.environ, **variables, "ROLLSTREAM_PATH": json.dumps(path)}
+        arguments = [name, life, theirs.fileno(), watched, pool]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, *map(str, arguments)],
+                pass_fds=(theirs.fileno(), watched),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+            )
+        except BaseException:
+            mine.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(watched)
+        self.socket = mine
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.outputs = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        for stream in self.outputs.values():
+            os.set_blocking(stream.fileno(), False)
+
+    def pass_on(self, which: str) -> int:
+        """Show what the process wrote where this one writes: how much, 0 at its end, -1 if nothing now."""
+        try:
+            data = os.read(self.outputs[which].fileno(), 1 << 16)
+        except BlockingIOError:
+            return -1
+        text = data.decode(errors="replace")
+        *lines, self._partial[which] = (self._partial[which] + text).split("\n")
+        self.lines.extend(lines)
+        with suppress(OSError, ValueError):  # nobody listens any more
+            getattr(sys, which).write(text)
+            getattr(sys, which).flush()
+        return len(data)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def wait(self) -> str:
+        """Wait for its end, take in the rest of what it wrote, and say how it ended."""
+        code = self._process.wait()
+        for which, stream in self.outputs.items():
+            while self.pass_on(which) > 0:
+                pass
+            if self._partial[which]:
+                self.lines.append(self._partial[which])
+            stream.close()
+        os.close(self._lifeline)
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def last_words(self) -> str:
+        """The last lines it wrote, for an error."""
+        if not any(line.strip() for line in self.lines):
+            return ""
+        return "; the last it wrote:\n" + "\n".join(f"    {line}" for line in self.lines)

@@ -1,0 +1,296 @@
+"""How values travel between processes: pickled, with large buffers and references kept apart.
+
+Functions and classes of `__main__`, of notebooks and of other functions travel by value (cloudpickle). Arrays
+arrive read-only whatever their size, so that a program does not come to depend on how they travelled.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from rollstream.engine.actor import Actor, Message
+from rollstream.engine.base import Engine
+from rollstream.engine.errors import EngineError, RemoteError, RemoteTraceback
+from rollstream.engine.future import Future, Ref
+
+LARGE = 4096
+"""Bytes from which on a buffer is kept apart: below, copying costs less than the books."""
+
+
+Store: TypeAlias = Callable[[list[memoryview]], Any]
+
+
+class Site(Protocol):
+    """Where a parcel is opened: knows what the references and handles in it stand for there."""
+
+    def part(self, part: Any) -> Any:
+        """What stands here for a reference or future of the sender."""
+        ...
+
+    def handle(self, name: str, index: int, cls: type) -> Actor[Any]:
+        """A handle of an actor, to be used here."""
+        ...
+
+
+class Parcel:
+    """A value ready to travel: pickled bytes, the memory its large buffers are in, references in it.
+
+    `memory` is whatever keeps the buffers alive and can show them (see `memory.py`); `parts` are the
+    references and futures met while pickling; at the receiver each is a parcel of its own.
+    """
+
+    __slots__ = ("data", "memory", "parts")
+
+    def __init__(self, data: bytes, memory: Any = None, parts: Sequence[Any] = ()):
+        self.data = data
+        self.memory = memory
+        self.parts = parts
+
+
+class ParcelRef(Ref[Any]):
+    """A value stored once, as a parcel; opened where and when it is asked for."""
+
+    __slots__ = ("_opened", "_site", "parcel")
+
+    def __init__(self, site: Site, parcel: Parcel):
+        self._site = site
+        self._opened = False
+        self.parcel = parcel
+
+    def get(self) -> Any:
+        """The value. Arrays in it are read-only: every reader shares their memory."""
+        if not self._opened:
+            self._value = unpack(self.parcel, self._site)
+            self._opened = True
+        return self._value
+
+
+def pack(value: Any, engine: Engine, store: Store) -> Parcel:
+    """Make a parcel of a value; `store` puts its large buffers where the receiver can read them."""
+    file, buffers = io.BytesIO(), []
+    pickler = _Pickler(file, engine, buffers)
+    pickler.dump(value)
+    return Parcel(file.getvalue(), store(buffers) if buffers else None, pickler.parts)
+
+
+def unpack(parcel: Parcel, site: Site) -> Any:
+    """The value in a parcel."""
+    views = parcel.memory.views() if parcel.memory is not None else ()
+    return _Unpickler(parcel, site, views).load()
+
+
+def parcel_of(part: Any) -> Parcel:
+    """The parcel a reference, a done future or a parcel stands for."""
+    if isinstance(part, Future):
+        part = part.reply
+    return part if isinstance(part, Parcel) else part.parcel
+
+
+def futures_in(parcel: Parcel) -> list[Future[Any]]:
+    """The futures a parcel depends on."""
+    found: list[Future[Any]] = []
+    for part in parcel.parts:
+        if isinstance(part, Future):
+            found.append(part)
+        else:
+            found += futures_in(parcel_of(part))
+    return found
+
+
+# Messages, replies and errors -------------------------------------------------------------------
+
+
+def packed_message(engine: Engine, message: Message, store: Store) -> Parcel:
+    """A message's operation and arguments; what cannot be pickled is named."""
+    try:
+        return pack((message.operation, message.args), engine, store)
+    except Exception as problem:
+        for index, argument in enumerate(message.args):
+            try:
+                pack(argument, engine, lambda _: None)
+            except Exception:
+                what = f"argument {index + 1} of {message.label}"
+                raise cannot_travel(argument, what, problem) from problem
+        raise
+
+
+def cannot_travel(value: Any, what: str, problem: Exception) -> EngineError:
+    """An error that says which part of a value cannot be pickled."""
+    path, thing = culprit(value, what)
+    return EngineError(
+        f"{path} is a {type(thing).__name__}, which cannot be sent to another process: {problem}; "
+        f"make it where it is needed, or leave it out with __getstate__"
+    )
+
+
+def opened_reply(site: Site, future: Future[Any]) -> Any:
+    """The value of a reply; opened once."""
+    if isinstance(future.reply, Parcel):
+        future.reply = Opened(future.reply, unpack(future.reply, site))
+    return future.reply.value if isinstance(future.reply, Opened) else future.reply
+
+
+class Opened:
+    """A parcel and what was in it."""
+
+    __slots__ = ("parcel", "value")
+
+    def __init__(self, parcel: Parcel, value: Any):
+        self.parcel = parcel
+        self.value = value
+
+
+def packed_error(error: BaseException, engine: Engine, store: Store, where: str) -> Parcel:
+    """An error with its traceback; one that cannot travel is replaced by its description."""
+    trace = f"on {where}:\n{''.join(traceback.format_exception(error)).rstrip()}"
+    try:
+        parcel = pack((error, trace), engine, store)
+        pickle.loads(cloudpickle.dumps(error))  # some errors can be pickled and not unpickled
+    except Exception:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        parcel = pack((RemoteError(text), trace), engine, store)
+    return parcel
+
+
+def opened_error(parcel: Parcel, site: Site) -> BaseException:
+    """The error, whose cause shows where it was raised."""
+    error, trace = unpack(parcel, site)
+    if not getattr(error, "tells_all", False):
+        error.__cause__ = RemoteTraceback(trace)
+    return error
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, engine: Engine, buffers: list[memoryview]):
+        super().__init__(file, protocol=5, buffer_callback=self._keep_apart)
+        self._engine = engine
+        self._buffers = buffers
+        self.parts: list[Any] = []
+
+    def _keep_apart(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < LARGE:
+            return True  # in place
+        self._buffers.append(view)
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.ndarray:
+            return _reduce_array(obj)
+        if issubclass(kind, Actor):
+            if obj.engine is not self._engine:
+                raise pickle.PicklingError(
+                    f"{obj.name} is an actor of another engine, and its handle travels in messages of that "
+                    f"one only"
+                )
+            return _handle, (obj.name, obj.index, class_bytes(obj.cls))
+        if issubclass(kind, (Ref, Future)):
+            if not isinstance(obj, ParcelRef) and getattr(obj, "engine", None) is not self._engine:
+                raise pickle.PicklingError(f"{obj!r} belongs to another engine; send the value itself")
+            self.parts.append(obj)
+            return _part, (len(self.parts) - 1,)
+        if issubclass(kind, Engine):
+            raise pickle.PicklingError(
+                f"an engine ({obj!r}) does not travel; open one where it is needed: with rs.engine(...)"
+            )
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, parcel: Parcel, site: Site, views: Sequence[memoryview]):
+        super().__init__(io.BytesIO(parcel.data), buffers=views)
+        self._parcel = parcel
+        self._site = site
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module == __name__:
+            if name == "_part":
+                return self._part
+            if name == "_handle":
+                return self._handle
+        return super().find_class(module, name)
+
+    def _part(self, index: int) -> Any:
+        return self._site.part(self._parcel.parts[index])
+
+    def _handle(self, name: str, index: int, cls: bytes) -> Actor[Any]:
+        return self._site.handle(name, index, _load_class(cls))
+
+
+def _part(_: int) -> Any:
+    """Stands in a pickle for a reference; only an engine knows which."""
+    raise EngineError("a reference travels in messages of its own engine only")
+
+
+def _handle(name: str, *_: Any) -> Any:
+    """Stands in a pickle for a handle; only an engine knows whose."""
+    raise EngineError(f"the handle {name} travels in messages of its own engine only")
+
+
+@functools.lru_cache(maxsize=256)
+def class_bytes(cls: type) -> bytes:
+    """A class, pickled once."""
+    return cloudpickle.dumps(cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _load_class(data: bytes) -> type:
+    return pickle.loads(data)
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.hasobject:
+        return NotImplemented
+    if array.flags.c_contiguous or not array.flags.f_contiguous:
+        order, flat = "C", np.ascontiguousarray(array)
+    else:
+        order, flat = "F", array.T
+    plain = flat.reshape(-1).view(np.uint8) if flat.size else np.empty(0, np.uint8)
+    dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype
+    return _array, (pickle.PickleBuffer(plain.data), dtype, array.shape, order)
+
+
+def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:
+    array = np.ndarray(shape, dtype, buffer, order=order)
+    array.flags.writeable = False
+    return array
+
+
+# What cannot travel ------------------------------------------------------------------------------
+
+
+def culprit(value: Any, path: str, depth: int = 4) -> tuple[str, Any]:
+    """The innermost thing that cannot be pickled, and how to get there from the value."""
+    for step, part in _parts_of(value) if depth else ():
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            if not isinstance(part, (Actor, Ref, Future)):
+                return culprit(part, path + step, depth - 1)
+    return path, value
+
+
+def _parts_of(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    closure = getattr(value, "__closure__", None)
+    if closure:
+        names = value.__code__.co_freevars
+        return [
+            (f" (its variable {name!r})", cell.cell_contents)
+            for name, cell in zip(names, closure, strict=True)
+        ]
+    if hasattr(value, "__dict__") and not isinstance(value, type):
+        return [(f".{name}", part) for name, part in vars(value).items()]
+    return []
