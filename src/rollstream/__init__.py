@@ -11,6 +11,8 @@
 from rollstream import flow
 from rollstream.engine import (
     Actor,
+    ActorDied,
+    ActorEvent,
     Deadlock,
     Deferred,
     Engine,
@@ -27,6 +29,8 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Actor",
+    "ActorDied",
+    "ActorEvent",
     "Deadlock",
     "Deferred",
     "Engine",

@@ -19,14 +19,25 @@ from typing import Any
 
 from rollstream.engine.actor import Actor, ActorContext
 from rollstream.engine.base import ActorStatistics, Engine, EngineStatistics
-from rollstream.engine.errors import Deadlock, EngineClosed, EngineError, ReentryError, RollstreamError
+from rollstream.engine.errors import (
+    ActorDied,
+    Deadlock,
+    EngineClosed,
+    EngineError,
+    ReentryError,
+    RemoteError,
+    RollstreamError,
+)
 from rollstream.engine.future import Deferred, Future, Ref
 from rollstream.engine.inline import InlineEngine
+from rollstream.engine.supervision import ActorEvent
 from rollstream.engine.threads import ThreadsEngine
 
 __all__ = [
     "Actor",
     "ActorContext",
+    "ActorDied",
+    "ActorEvent",
     "ActorStatistics",
     "Deadlock",
     "Deferred",
@@ -38,6 +49,7 @@ __all__ = [
     "InlineEngine",
     "ReentryError",
     "Ref",
+    "RemoteError",
     "RollstreamError",
     "ThreadsEngine",
     "engine",

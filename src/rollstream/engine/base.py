@@ -404,8 +404,9 @@ class Engine(ABC):
         terms, again = actor.terms, None
         if terms.on_failure == "restart" and actor.restarts < terms.max_restarts:
             actor.restarts += 1
-            waiting = set(unhandled)
-            again = [m if m in waiting else m.repeated() for m in actor.sticky.values()]
+            for kind, message in actor.sticky.items():
+                actor.sticky[kind] = message if message in unhandled else message.repeated()
+            again = list(actor.sticky.values())
         elif terms.on_failure == "restart":
             reason = f"{reason}, after {terms.max_restarts} restarts"
         outcome = "restarted" if again is not None else "dropped" if terms.on_failure == "drop" else "raised"

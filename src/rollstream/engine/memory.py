@@ -28,13 +28,14 @@ Layout: TypeAlias = tuple[tuple[int, int], ...]
 class Segment:
     """One piece of memory that several processes map. It has no name, so it ends with its last user."""
 
-    __slots__ = ("array", "fd", "key", "size")
+    __slots__ = ("array", "fd", "key", "map", "size")
 
     def __init__(self, key: str, fd: int, size: int):
         self.key = key
         self.fd = fd
         self.size = size
-        self.array = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        self.map = mmap.mmap(fd, size)
+        self.array = np.frombuffer(self.map, np.uint8)
 
     @classmethod
     def create(cls, key: str, size: int) -> Segment:
@@ -81,20 +82,20 @@ class Memory:
         self.size = size
         self.layout = layout
 
-    def exporter(self) -> np.ndarray[Any, Any]:
-        """The bytes, as an array that keeps this memory alive."""
-        shown = self.segment.array[self.offset : self.offset + self.size].view(_Exporter)
-        shown.memory = self
-        return shown
-
     def views(self) -> list[memoryview]:
         """The buffers, read-only, each keeping the whole alive."""
-        whole = self.exporter().data.toreadonly()
+        exporter = _Exporter(self.size, np.uint8, self.segment.map, self.offset)
+        exporter.memory = self
+        whole = exporter.data.toreadonly()
         return [whole[offset : offset + size] for offset, size in self.layout]
 
 
 class _Exporter(np.ndarray[Any, Any]):
-    """Bytes whose readers keep a `Memory` alive: a view of a view refers to its exporter."""
+    """Bytes whose readers keep a `Memory` alive.
+
+    An array made from a view refers to the innermost array behind it. That has to be this one: so it is made
+    from the map itself, not from another array.
+    """
 
     memory: Memory
 

@@ -241,11 +241,12 @@ class ProcessesEngine(Engine):
                 self._later(partial(self.ledger.settle, message, None, future.error))
                 return
         number = next(self._numbers)
-        if not link.pending:
+        first = not link.pending
+        if first:
             link.since = time.monotonic()
-            if link.actor.terms.deadline is not None:
-                self._ring()  # the pump has to look at the clock
         link.pending[number] = message
+        if first and link.actor.terms.deadline is not None:
+            self._ring()  # the pump has to look at the clock
         wrapped = link.channel.wrap(message.parcel)
         self._write(link, *link.channel.frame(outpost.MESSAGE, number, wrapped))
 
@@ -296,9 +297,14 @@ class ProcessesEngine(Engine):
         links: list[Link] = []
         try:
             for actor in actors:
-                actor.mailbox = Link(self, actor, recipe, started)
-                self._launch(actor.mailbox)
-                links.append(actor.mailbox)
+                link = actor.mailbox = Link(self, actor, recipe, started)
+                self._links.append(link)
+                try:
+                    self._launch(link)
+                except BaseException:
+                    self._links.remove(link)
+                    raise
+                links.append(link)
             errors = [error for error in [started.get() for _ in actors] if error is not None]
             if errors:
                 raise errors[0]
@@ -318,12 +324,20 @@ class ProcessesEngine(Engine):
             future.result()
         return parcel
 
-    def _launch(self, link: Link, first: Iterable[Message] = ()) -> None:
-        """Start a process and have it build the instance; what is sent comes after that."""
+    def _launch(self, link: Link, first: Iterable[Message] = ()) -> bool:
+        """Start a process and have it build the instance; what is sent comes after that.
+
+        False if the engine is being closed meanwhile.
+        """
         actor, context, life = link.actor, link.actor.cell.context, next(self._lives)
         process = Process(actor.name, life, self.pool_bytes, self.variables)
         process.socket.setblocking(False)
         with link.lock:
+            if link.stopping:
+                process.kill()
+                process.wait()
+                process.socket.close()
+                return False
             link.process, link.channel = process, Channel(process.socket, self._maps)
             link.arena, link.verdict = f"{actor.name}#{life}/", None
             link.unsent.clear()
@@ -333,8 +347,8 @@ class ProcessesEngine(Engine):
             for message in first:
                 self._transmit(link, message, futures_in(message.parcel))
             link.down = False
-        self._links.append(link)
         self._later(partial(self._register, link))
+        return True
 
     def _helper(self) -> Actor[Any]:
         free = [helper for helper in self._helpers if not helper.outstanding]
@@ -483,6 +497,7 @@ class ProcessesEngine(Engine):
             link.verdict = f"could not be built again ({type(error).__name__}: {error})"
             link.process.kill()
         elif (message := link.pending.pop(_BUILDING, None)) is not None:
+            link.since = time.monotonic()
             self.ledger.settle(message)
 
     def _take_done(
@@ -569,7 +584,11 @@ class ProcessesEngine(Engine):
         return [
             (link, link.since + deadline)
             for link in self._links
-            if (deadline := link.actor.terms.deadline) is not None and link.pending and link.verdict is None
+            if (deadline := link.actor.terms.deadline) is not None
+            and link.pending
+            and _BUILDING not in link.pending
+            and not link.down
+            and link.verdict is None
         ]
 
     def _time_left(self) -> float | None:
@@ -593,9 +612,9 @@ class ProcessesEngine(Engine):
         if not link.stopping:
             link.process.kill()
         reason = link.process.wait()
-        self._links.remove(link)
         with link.lock:
             link.down = True
+            building = link.pending.pop(_BUILDING, None)
             unhandled = list(link.pending.values())
             link.pending.clear()
             link.unsent.clear()
@@ -609,8 +628,12 @@ class ProcessesEngine(Engine):
             link.started = None
         elif link.stopping or self.closed:
             self._refuse(unhandled)
-        elif self._replace(link, unhandled, link.verdict or reason):
-            return
+        else:
+            replaced = self._replace(link, unhandled, link.verdict or reason)
+            if building is not None:
+                self.ledger.settle(building)
+            if replaced:
+                return
         with link.lock:
             unhandled, link.waiting = list(link.waiting), deque()
         self.ledger.hold(link.actor, 0)
@@ -619,12 +642,12 @@ class ProcessesEngine(Engine):
                 self._refuse_lost(link.actor, message, link.actor.gone)
         else:
             self._refuse(unhandled)
+        self._links.remove(link)
         link.ended.set()
 
     def _replace(self, link: Link, unhandled: list[Message], reason: str) -> bool:
         """Meet the death of an actor as its terms say: whether it lives on in a new process."""
         actor = link.actor
-        unhandled = [message for message in unhandled if message.label]  # not the building itself
         building = Message("", (), None, "")
         self.ledger.post(building, actor)  # until it is built again, the engine is not idle
         again = self._died(actor, unhandled, reason, link.process.last_words())
@@ -636,9 +659,12 @@ class ProcessesEngine(Engine):
             if not message.counted:
                 self.ledger.post(message, actor)
         link.pending[_BUILDING] = building
-        self._launch(link, again)
-        self._send_waiting(actor)
-        return True
+        if self._launch(link, again):
+            self._send_waiting(actor)
+            return True
+        link.pending.clear()
+        self._refuse([building, *again])
+        return False
 
     def _forget(self, keys: list[str]) -> None:
         """Let every process forget segments that are gone."""

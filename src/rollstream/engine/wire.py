@@ -11,7 +11,7 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import cloudpickle
 import numpy as np
@@ -170,17 +170,9 @@ def opened_error(parcel: Parcel, site: Site) -> BaseException:
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, engine: Engine, buffers: list[memoryview]):
-        super().__init__(file, protocol=5, buffer_callback=self._keep_apart)
+        super().__init__(file, protocol=5, buffer_callback=functools.partial(_keep_apart, buffers))
         self._engine = engine
-        self._buffers = buffers
         self.parts: list[Any] = []
-
-    def _keep_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < LARGE:
-            return True  # in place
-        self._buffers.append(view)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -205,25 +197,27 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
+def _keep_apart(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Whether a buffer stays in place. (Not a method: the pickler would be garbage in a cycle with views.)"""
+    view = buffer.raw()
+    if view.nbytes < LARGE:
+        return True
+    buffers.append(view)
+    return False
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, parcel: Parcel, site: Site, views: Sequence[memoryview]):
         super().__init__(io.BytesIO(parcel.data), buffers=views)
-        self._parcel = parcel
-        self._site = site
+        self._stands_for = {
+            "_part": lambda index: site.part(parcel.parts[index]),
+            "_handle": lambda name, index, cls: site.handle(name, index, _load_class(cls)),
+        }  # not methods: the unpickler, which remembers them, would be garbage in a cycle with views
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module == __name__:
-            if name == "_part":
-                return self._part
-            if name == "_handle":
-                return self._handle
+        if module == __name__ and name in self._stands_for:
+            return self._stands_for[name]
         return super().find_class(module, name)
-
-    def _part(self, index: int) -> Any:
-        return self._site.part(self._parcel.parts[index])
-
-    def _handle(self, name: str, index: int, cls: bytes) -> Actor[Any]:
-        return self._site.handle(name, index, _load_class(cls))
 
 
 def _part(_: int) -> Any:
@@ -256,7 +250,7 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         order, flat = "F", array.T
     plain = flat.reshape(-1).view(np.uint8) if flat.size else np.empty(0, np.uint8)
     dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype
-    return _array, (pickle.PickleBuffer(plain.data), dtype, array.shape, order)
+    return _array, (pickle.PickleBuffer(cast(Any, plain)), dtype, array.shape, order)
 
 
 def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollstream.engine import Actor, EngineError, Future
+from rollstream.engine import Actor, ActorDied, EngineError, Future
 from rollstream.engine.actor import Message
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
@@ -34,18 +34,35 @@ class Gate(Protocol):
 class Port:
     """One actor as a gather sees it: its requests in order, and its counters as last reported."""
 
-    __slots__ = ("actor", "label", "meters", "over", "pending")
+    __slots__ = ("actor", "before", "label", "life", "meters", "over", "pending")
 
     def __init__(self, actor: Actor[Any], method: str):
         self.actor = actor
         self.label = f"{actor.name}.{method}"
         self.pending: deque[Future[Any]] = deque()
         self.over = False
+        self.life = 0
         self.meters: shard.Meters = []
+        self.before: shard.Meters = []
+        """What earlier lives of a restarted actor had counted."""
+
+    def report(self, life: int, meters: shard.Meters) -> None:
+        """Take in the counters that came with an item; those of a new life begin at zero."""
+        if life != self.life:
+            self.before = self.total(gauges=False)
+            self.life = life
+        self.meters = meters
+
+    def total(self, *, gauges: bool = True) -> shard.Meters:
+        """The counters of all lives; a gauge, such as the length of a queue, is of the last one only."""
+        now = self.meters if gauges else [0 if shard.is_gauge(i) else m for i, m in enumerate(self.meters)]
+        return [old + new for old, new in zip(self.before, now, strict=True)] if self.before else list(now)
 
 
 class Gather(Node):
     """What both gathers share: shards on actors, requests to them, replies in each shard's order."""
+
+    saved = (*Node.saved, "lost")
 
     def __init__(
         self,
@@ -71,9 +88,13 @@ class Gather(Node):
         plan = replace(self.plan, traced=flow.tracer is not None)
         if self.engine.remote:
             self._require_sendable()
-        self.engine.results(
-            [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
-        )
+        replies = [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
+        self.engine.wait(replies, count=len(replies))
+        for port, reply in zip(self.ports, replies, strict=True):
+            if isinstance(reply.error, ActorDied) and reply.error.outcome == "dropped":
+                port.over = True
+            else:
+                reply.result()
 
     def _require_sendable(self) -> None:
         """Raise, naming it, if an operator cannot go to another process."""
@@ -109,11 +130,15 @@ class Gather(Node):
         while port.pending and port.pending[0].done:
             head = port.pending.popleft()
             self._requested -= 1
+            if isinstance(head.error, ActorDied):
+                self._lose(index, head.error)
+                continue
             if isinstance(head.error, OperatorError):  # which operator it was, the shard knows best
                 raise head.error
             if head.error is not None:
                 raise OperatorError.of(head.error, self.plan.name, self.plan.location, port.actor.name)
-            kind, value, origin, port.meters, spans = head.value
+            kind, value, origin, life, meters, spans = head.value
+            port.report(life, meters)
             if spans and self.flow is not None and self.flow.tracer is not None:
                 for name, start, end in spans:
                     self.flow.tracer.span(port.actor.name, name, start, end)
@@ -122,6 +147,18 @@ class Gather(Node):
                 self._shard_over()
             else:
                 self._take_in(index, (value, origin))
+
+    def _lose(self, index: int, died: ActorDied) -> None:
+        """A shard's actor died with a request: ask the restarted one again, or go on without it."""
+        if died.outcome == "raised":
+            died.add_note(f"{self.name} ({self.location}) waited for it")
+            raise died
+        self.lost += 1
+        if died.outcome == "restarted" and not self.stopped:
+            self._issue(index)
+        else:
+            self.ports[index].over = True
+            self._shard_over()
 
     def _take_in(self, index: int, packet: Packet) -> None:
         raise NotImplementedError
@@ -189,8 +226,13 @@ class GatherAsync(Gather):
             return
         if not self._begun:
             self._begin()
-        while self._owed and (self.gate is None or self.gate.admit()):
-            self._issue(self._owed.popleft())
+        while self._owed:
+            if self.ports[self._owed[0]].over:  # it was dropped meanwhile
+                self._owed.popleft()
+            elif self.gate is None or self.gate.admit():
+                self._issue(self._owed.popleft())
+            else:
+                break
 
     def unanswered(self) -> int:
         """Every request not yet answered."""
@@ -237,7 +279,7 @@ class GatherSync(Gather):
     """Rows of one item a shard. Between two rows no shard is running."""
 
     kind = "gather_sync"
-    saved = (*Node.saved, "under_way")
+    saved = (*Gather.saved, "under_way")
 
     def __init__(self, *args: Any):
         super().__init__(*args)

@@ -55,6 +55,7 @@ class Node(Stateful):
         self.items = 0
         self.busy = 0.0
         self.waiting = 0.0
+        self.lost = 0
 
     def pull(self) -> Pulled:
         """The next packet if there is one now."""

@@ -18,8 +18,14 @@ from rollstream.flow.stages import Context, Packet, Stage
 
 ITEM, END = 0, 1
 Meters: TypeAlias = list[float]
-Reply: TypeAlias = tuple[int, Any, Any, Meters, list[tuple[str, float, float]] | None]
-"""`ITEM` or `END`, a value, its origin, the counters of every operator, and spans for a trace."""
+Reply: TypeAlias = tuple[int, Any, Any, int, Meters, list[tuple[str, float, float]] | None]
+"""`ITEM` or `END`, a value, its origin, how often the actor was restarted, the counters of every operator, and
+spans for a trace."""
+
+
+def is_gauge(index: int) -> bool:
+    """Whether a place in the counters is a length now rather than a count so far."""
+    return index >= 2 and (index - 2) % 4 == 3
 
 
 @dataclass
@@ -135,6 +141,7 @@ class Shard:
         self._spans = SpanList() if plan.traced else None
         self._source.spans = self._chain.tracer = self._spans
         self._waiting: deque[Deferred[Reply]] = deque()
+        self._life = cell.context.restarts
 
     def pull(self) -> Reply | Deferred[Reply]:
         """The next output; a deferred reply while the source has none."""
@@ -149,8 +156,8 @@ class Shard:
             meters += (stage.received, stage.items, stage.busy, stage.held())
         spans = None if self._spans is None else self._spans.take()
         if packet is OVER:
-            return END, None, None, meters, spans
-        return ITEM, packet[0], packet[1], meters, spans
+            return END, None, None, self._life, meters, spans
+        return ITEM, packet[0], packet[1], self._life, meters, spans
 
     def _resume(self) -> None:
         """The source has its item: answer who waits."""

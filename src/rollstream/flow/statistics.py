@@ -6,13 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rollstream.engine import Actor
+from rollstream.engine import Actor, ActorEvent
 from rollstream.engine.base import DRIVER
 from rollstream.flow.gather import Gather
 from rollstream.flow.node import Chain, Node
 from rollstream.flow.runtime import Flow
 from rollstream.flow.stages import Stage
 from rollstream.flow.via import Via
+
+_EVENTS = 10
+"""How many deaths are shown; all are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class NodeStatistics:
     """Items it has given."""
     dropped: int
     """Items a `filter` did not let through."""
+    lost: int
+    """Items that never came, because an actor died."""
     busy: float
     """Seconds its own code ran, over all copies."""
     waiting: float
@@ -45,6 +50,8 @@ class Statistics:
     nodes: tuple[NodeStatistics, ...]
     concurrent: bool = True
     """Whether actors run beside the driver; on `inline` all share its thread."""
+    events: tuple[ActorEvent, ...] = ()
+    """Actors of the engine that died, and what became of them."""
 
     def __getitem__(self, name: str) -> NodeStatistics:
         for node in self.nodes:
@@ -71,7 +78,7 @@ class Statistics:
         return node.busy / copies / self.elapsed if self.elapsed else 0.0
 
     def __str__(self) -> str:
-        rows = [("node", "where", "items", "dropped", "busy", "share", "waited", "queue")]
+        rows = [("node", "where", "items", "dropped", "lost", "busy", "share", "waited", "queue")]
         for node in self.nodes:
             rows.append(
                 (
@@ -79,6 +86,7 @@ class Statistics:
                     node.place,
                     f"{node.items:,}",
                     f"{node.dropped:,}" if node.dropped else "",
+                    f"{node.lost:,}" if node.lost else "",
                     f"{node.busy:.3f} s",
                     f"{self.share(node):.0%}",
                     f"{node.waiting:.3f} s" if node.waiting else "",
@@ -94,7 +102,10 @@ class Statistics:
             for row in rows
         ]
         lines.insert(1, "  ".join("─" * width for width in widths))
-        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck"])
+        events = [str(event) for event in self.events[-_EVENTS:]]
+        if (more := len(self.events) - len(events)) > 0:
+            events.insert(0, f"... {more} earlier deaths")
+        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck", *events])
 
 
 def statistics_of(flow: Flow) -> Statistics:
@@ -102,7 +113,8 @@ def statistics_of(flow: Flow) -> Statistics:
     end = flow.ended or time.perf_counter()
     rows = [row for node in list(flow.nodes) for row in _rows(node)]
     concurrent = flow.engine is not None and flow.engine.concurrent
-    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows), concurrent)
+    events = () if flow.engine is None else tuple(flow.engine.events)
+    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows), concurrent, events)
 
 
 def place_of(actors: list[Actor[Any]]) -> str:
@@ -132,14 +144,14 @@ def _rows(node: Node) -> list[NodeStatistics]:
 
 def _node_row(node: Node, place: str, copies: int) -> NodeStatistics:
     return NodeStatistics(
-        node.name, node.kind, place, copies, node.items, 0, node.busy, node.waiting, node.held()
+        node.name, node.kind, place, copies, node.items, 0, node.lost, node.busy, node.waiting, node.held()
     )
 
 
 def _stage_row(stage: Stage) -> NodeStatistics:
     dropped = stage.received - stage.items if stage.kind == "filter" else 0
     return NodeStatistics(
-        stage.name, stage.kind, DRIVER, 1, stage.items, dropped, stage.busy, 0.0, stage.held()
+        stage.name, stage.kind, DRIVER, 1, stage.items, dropped, 0, stage.busy, 0.0, stage.held()
     )
 
 
@@ -147,13 +159,15 @@ def _shard_rows(gather: Gather) -> list[NodeStatistics]:
     """Counters as the shards last reported them, summed."""
     place, copies = place_of([port.actor for port in gather.ports]), len(gather.ports)
     width = 2 + 4 * len(gather.plan.stages)
-    meters = [port.meters for port in gather.ports if port.meters]
+    meters = [port.total() for port in gather.ports if port.meters]
     total = [sum(column) for column in zip(*meters, strict=True)] or [0] * width
-    rows = [NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, total[1], 0.0, 0)]
+    rows = [NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, 0, total[1], 0.0, 0)]
     for position, stage in enumerate(gather.plan.stages):
         received, items, busy, held = total[2 + 4 * position : 6 + 4 * position]
         dropped = int(received - items) if stage.kind == "filter" else 0
         rows.append(
-            NodeStatistics(stage.name, stage.kind, place, copies, int(items), dropped, busy, 0.0, int(held))
+            NodeStatistics(
+                stage.name, stage.kind, place, copies, int(items), dropped, 0, busy, 0.0, int(held)
+            )
         )
     return rows

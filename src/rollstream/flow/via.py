@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rollstream.engine import Actor, Future
+from rollstream.engine import Actor, ActorDied, Future
 from rollstream.engine.actor import Message, wants_context
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
@@ -19,7 +19,7 @@ class Via(Node):
     """A stage on one or several actors, with up to `in_flight` items on their way, results in input order."""
 
     kind = "via"
-    saved = (*Node.saved, "issued", "upstream_over")
+    saved = (*Node.saved, "issued", "upstream_over", "lost")
     queues = ("ready",)
 
     def __init__(
@@ -67,6 +67,9 @@ class Via(Node):
         if isinstance(origin, Row):  # what comes back may be no longer one element a shard
             origin = provenance_of(origin)
         actor = self.actors[self.issued % len(self.actors)]
+        if actor.gone is not None:  # dropped: the others take its turns
+            left = [other for other in self.actors if other.gone is None] or self.actors
+            actor = left[self.issued % len(left)]
         self.issued += 1
         label = f"{actor.name}.{self.method}"
         future: Future[Any] = Future(actor.engine, label, actor.name, self.flow.sink, (self, None))
@@ -78,11 +81,21 @@ class Via(Node):
         """A result is there: take in every result that is next in order."""
         while self._pending and self._pending[0][0].done:
             head, origin = self._pending.popleft()
+            if isinstance(head.error, ActorDied):
+                self._lose(head.error)
+                continue
             if head.error is not None:
                 raise OperatorError.of(head.error, self.name, self.location, head.receiver)
             value, busy = head.value
             self.busy += busy
             self.ready.append((value, origin))
+
+    def _lose(self, died: ActorDied) -> None:
+        """An actor died with an item: go on without the item, and without the actor if it is gone."""
+        if died.outcome == "raised" or all(actor.gone is not None for actor in self.actors):
+            died.add_note(f"{self.name} ({self.location}) waited for it")
+            raise died
+        self.lost += 1
 
     def stop(self) -> None:
         """Results on their way are nobody's any more."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from rollstream.engine import Actor, Engine, Future
 from rollstream.engine.actor import Cell, Message
 from rollstream.engine.base import DRIVER
 from rollstream.engine.future import Sink
-from rollstream.engine.supervision import Terms
+from rollstream.engine.supervision import EventCallback, Terms
 
 
 class ChaosEngine(Engine):
@@ -18,13 +19,15 @@ class ChaosEngine(Engine):
 
     Messages wait in their actors' mailboxes. Whenever a thread would run beside the driver (a message is
     sent, the driver looks for replies, the driver waits) the seed decides which of them are handled. Replies
-    wait in turn, and are seen late and in any order.
+    wait in turn, and are seen late and in any order. With `deaths`, an actor dies now and then instead of
+    handling a message.
     """
 
     name = "chaos"
 
-    def __init__(self, seed: int = 0):
-        super().__init__()
+    def __init__(self, seed: int = 0, *, deaths: float = 0.0, on_event: EventCallback | None = None):
+        super().__init__(on_event=on_event)
+        self._deaths = deaths
         self._random = random.Random(seed)
         self._tasks: deque[Message] = deque()
         self._running: list[str] = []
@@ -63,12 +66,31 @@ class ChaosEngine(Engine):
         if chosen is None:
             self._handle_task(self._tasks.popleft())
             return True
+        if self._deaths and self.chance(self._deaths):
+            self.kill(chosen)
+            return True
         self._running.append(chosen.name)
         try:
             self._handle(chosen, chosen.mailbox.popleft())
         finally:
             self._running.pop()
         return True
+
+    def kill(self, actor: Actor[Any]) -> None:
+        """Let an actor die as a process does: instance, mailbox and held replies are gone."""
+        unhandled = list(actor.mailbox)
+        actor.mailbox.clear()
+        actor.cell.instance = None
+        again = self._died(actor, unhandled, "was killed")
+        if again is None:
+            return
+        actor.cell.context = replace(actor.cell.context, restarts=actor.restarts, local={})
+        actor.cell.afterwards.clear()
+        actor.cell.build()
+        for message in again:
+            if not message.counted:
+                self.ledger.post(message, actor)
+        actor.mailbox.extendleft(reversed(again))
 
     def _runnable(self) -> list[Actor[Any] | None]:
         waiting: list[Actor[Any] | None] = [
@@ -89,7 +111,8 @@ class ChaosEngine(Engine):
 
     def _stop(self) -> None:
         for actor in self.actors.values():
-            self._end(actor)
+            if actor.gone is None:
+                self._end(actor)
 
 
 class _ChaosSink:

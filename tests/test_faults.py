@@ -1,0 +1,397 @@
+"""Actors that die: what is lost is counted, the rest goes on. Real processes, real signals, and chaos."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rollstream as rs
+from rollstream import flow
+from rollstream.engine import ActorContext
+from rollstream.flow import Context
+from rollstream.testing import ChaosEngine
+
+
+class Worker:
+    """Numbers its items; each says who made it, in which life, and which version it was told."""
+
+    def __init__(self, items: int = 10**9, size: int = 10, *, context: ActorContext):
+        self.index, self.life = context.index, context.restarts
+        self.left, self.size = items, size
+        self.count = 0
+        self.version = 0
+
+    def sample(self, context: Context) -> dict[str, Any]:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        self.count += 1
+        context.note(steps=1)
+        return {
+            "shard": self.index,
+            "life": self.life,
+            "count": self.count,
+            "version": self.version,
+            "pid": os.getpid(),
+            "data": np.full(self.size, self.count),
+        }
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def train(self, item: Any) -> Any:
+        return self.index, item
+
+    def die(self, item: Any = None) -> None:
+        print("these are my last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
+    def hang(self) -> None:
+        time.sleep(600)
+
+
+def check_order(items: list[dict[str, Any]]) -> None:
+    """Of every shard and life, items come in order, each once, with what belongs to them."""
+    last: dict[int, tuple[int, int]] = {}
+    for item in items:
+        assert last.get(item["shard"], (0, 0)) < (item["life"], item["count"])
+        last[item["shard"]] = (item["life"], item["count"])
+        assert (item["data"] == item["count"]).all()
+
+
+# Real processes ----------------------------------------------------------------------------------
+
+
+def test_fifty_kills_during_ten_thousand_items() -> None:
+    dice = random.Random(3)
+    moments = set(dice.sample(range(100, 9_900), 50))
+    with rs.engine("processes") as engine:
+        workers = engine.spawn(
+            Worker, kwargs={"size": 2000}, count=4, name="worker", on_failure="restart", max_restarts=100
+        )
+        plan = flow.from_actors(workers, "sample").gather_async(2).take(10_000)
+        items: list[dict[str, Any]] = []
+        killed: set[int] = set()
+        for item in plan:
+            items.append({**item, "data": item["data"].copy()})
+            if len(items) in moments:
+                alive = {worker.mailbox.process.pid for worker in workers} - killed
+                victim = dice.choice(sorted(alive))
+                killed.add(victim)
+                os.kill(victim, signal.SIGKILL)
+        statistics, actors = plan.statistics(), engine.statistics().actors
+    check_order(items)
+    assert len(items) == 10_000
+    deaths = [event for event in statistics.events if event.outcome == "restarted"]
+    assert len(deaths) == 50
+    assert all(event.reason == "was killed by SIGKILL" for event in deaths)
+    assert sum(actor.restarts for actor in actors) == len(deaths)
+    assert statistics["gather_async"].lost == sum(event.lost for event in deaths)
+    made = statistics["Worker.sample"].items
+    assert 10_000 <= made <= 10_000 + 8, "what restarted shards had made before counts, too"
+
+
+def test_a_restarted_actor_has_its_arguments_and_its_sticky_messages() -> None:
+    told: list[rs.ActorEvent] = []
+    with rs.engine("processes", on_event=told.append) as engine:
+        [worker] = engine.spawn(Worker, (1000,), name="worker", on_failure="restart")
+        plan = flow.from_actors(worker, "sample").gather_async()
+        assert next(plan)["life"] == 0
+        worker.send("set_version", 1, sticky=True)
+        worker.send("set_version", engine.put(2), sticky=True)
+        worker.send("die")
+        items = [next(plan) for _ in range(3)]
+        assert [(item["life"], item["version"]) for item in items[-2:]] == [(1, 2), (1, 2)]
+        [row] = engine.statistics().actors
+        assert (row.restarts, row.lost) == (1, 2 if items[0]["life"] else 1), "`die`, and an item asked for"
+    [event] = told
+    assert (event.actor, event.outcome, event.reason) == ("worker", "restarted", "was killed by SIGKILL")
+    assert "worker was killed by SIGKILL: restarted" in str(event)
+
+
+def test_rows_stay_whole_when_an_actor_is_restarted() -> None:
+    with rs.engine("processes") as engine:
+        workers = engine.spawn(Worker, count=3, on_failure="restart")
+        plan = flow.from_actors(workers, "sample").gather_sync()
+        for step in range(30):
+            row = next(plan)
+            assert [item["shard"] for item in row] == [0, 1, 2]
+            if step % 10 == 5:
+                os.kill(row[step % 3]["pid"], signal.SIGKILL)
+        assert sum(actor.restarts for actor in engine.statistics().actors) == 3
+        assert plan.statistics()["gather_sync"].items == 30
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+def test_a_dropped_shard_leaves_and_the_others_go_on(gather: str) -> None:
+    with rs.engine("processes") as engine:
+        workers = engine.spawn(Worker, (50,), count=3, name="worker", on_failure="drop")
+        parallel = flow.from_actors(workers, "sample")
+        rows = parallel.gather_sync() if gather == "gather_sync" else parallel.gather_async(2).batch(1)
+        items = []
+        for row in rows:
+            items += row
+            for worker in workers:
+                worker.send("set_version", len(items))  # a broadcast does not mind
+            if len(items) == 30:
+                os.kill(items[-1]["pid"], signal.SIGKILL)
+                dropped = items[-1]["shard"]
+        check_order(items)
+        shards = [item["shard"] for item in items]
+        assert [shards.count(shard) for shard in range(3) if shard != dropped] == [50, 50]
+        assert shards.count(dropped) < 50
+        [event] = engine.statistics().events
+        assert (event.actor, event.outcome) == (f"worker[{dropped}]", "dropped")
+        with pytest.raises(rs.ActorDied, match="was killed by SIGKILL"):
+            workers[dropped].call("pid").result()
+
+
+def test_a_flow_ends_when_every_shard_was_dropped() -> None:
+    with rs.engine("processes") as engine:
+        workers = engine.spawn(Worker, count=2, on_failure="drop")
+        plan = flow.from_actors(workers, "sample").gather_async()
+        next(plan)
+        for worker in workers:
+            worker.send("die")
+        assert len(list(plan)) < 10
+
+
+def test_an_actor_whose_death_is_raised_is_named_with_its_last_words() -> None:
+    with pytest.raises(rs.ActorDied) as caught, rs.engine("processes") as engine:  # noqa: PT012
+        workers = engine.spawn(Worker, count=2, name="worker")
+        plan = flow.from_actors(workers, "sample").gather_async()
+        next(plan)
+        workers[1].send("die")
+        for _ in plan:
+            pass
+    text = str(caught.value)
+    assert "worker[1] was killed by SIGKILL" in text
+    assert "these are my last words" in text
+
+
+def test_a_death_that_nobody_waits_for_is_raised_at_the_end() -> None:
+    with pytest.raises(rs.ActorDied, match="ended with exit code 7"), rs.engine("processes") as engine:
+        engine.spawn(Worker)[0].send("leave", 7)
+
+
+def test_restarts_are_bounded() -> None:
+    with rs.engine("processes") as engine:
+        [worker] = engine.spawn(Worker, name="worker", on_failure="restart", max_restarts=2)
+        for _ in range(2):
+            with pytest.raises(rs.ActorDied, match=r"worker.die was lost"):
+                worker.call("die").result()
+            assert worker.call("pid").result() > 0
+        with pytest.raises(rs.ActorDied, match=r"SIGKILL, after 2 restarts"):
+            worker.call("die").result()
+        with pytest.raises(rs.ActorDied):
+            worker.send("set_version", 1)
+        assert [event.outcome for event in engine.statistics().events] == ["restarted", "restarted", "raised"]
+
+
+class Fragile:
+    """Can be built once only."""
+
+    def __init__(self, marker: str):
+        if Path(marker).exists():
+            raise OSError("the port is in use")
+        Path(marker).touch()
+
+    def die(self) -> None:
+        os._exit(1)
+
+    def sample(self) -> int:
+        return 1
+
+
+def test_an_actor_that_cannot_be_built_again_says_why(tmp_path: Path) -> None:
+    with rs.engine("processes") as engine:
+        [fragile] = engine.spawn(Fragile, (str(tmp_path / "built"),), on_failure="restart", max_restarts=2)
+        plan = flow.from_actors(fragile, "sample").gather_async()
+        next(plan)
+        fragile.send("die")
+        with pytest.raises(rs.ActorDied, match=r"could not be built again \(OSError: the port is in use\)"):
+            list(plan)
+        assert [event.restarts for event in engine.statistics().events] == [1, 2, 2]
+
+
+def test_a_hung_actor_has_a_deadline() -> None:
+    with rs.engine("processes") as engine:
+        [worker] = engine.spawn(Worker, name="worker", on_failure="restart", deadline=0.5)
+        plan = flow.from_actors(worker, "sample").gather_async()
+        next(plan)
+        worker.send("hang")
+        while next(plan)["life"] == 0:
+            pass
+        [event] = engine.statistics().events
+        assert event.reason == "hung: worker.hang took longer than 0.5 s"
+
+
+def test_a_stage_goes_on_without_the_item_it_lost() -> None:
+    with rs.engine("processes") as engine:
+        learners = engine.spawn(Worker, count=2, on_failure="restart")
+        items = flow.from_items(range(20))
+
+        def kill(item: int) -> int:
+            if item == 7:
+                learners[0].send("die")
+            return item
+
+        plan = items.for_each(kill).via(learners, "train", in_flight=2)
+        results = list(plan)
+        lost = plan.statistics()["Worker.train"].lost
+        assert 0 <= lost <= 2
+        assert len(results) == 20 - lost
+        assert [index for index, _ in results] == [item % 2 for _, item in results]
+        assert [item for _, item in results] == sorted(item for _, item in results)
+
+
+def test_a_stage_deals_the_turns_of_a_dropped_actor_to_the_others() -> None:
+    with rs.engine("processes") as engine:
+        learners = engine.spawn(Worker, count=3, on_failure="drop")
+        with pytest.raises(rs.ActorDied):
+            learners[1].call("die").result()
+        results = list(flow.from_items(range(9)).via(learners, "train", in_flight=2))
+        assert [item for _, item in results] == list(range(9))
+        assert {index for index, _ in results} == {0, 2}
+
+
+def test_counters_of_a_callback_that_fails_surface() -> None:
+    def broken(event: rs.ActorEvent) -> None:
+        raise KeyError("in the callback")
+
+    with pytest.raises(KeyError, match="in the callback"), rs.engine("processes", on_event=broken) as engine:
+        engine.spawn(Worker, on_failure="restart")[0].send("die")
+
+
+# The driver's own end ----------------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+import rollstream as rs
+from rollstream import flow
+
+class Worker:
+    def sample(self):
+        return os.getpid(), np.zeros(100_000)
+    def hang(self):
+        time.sleep(600)
+
+class Nest:
+    def sample(self):
+        if not hasattr(self, "plan"):
+            self.engine = rs.engine("processes")
+            self.plan = flow.from_actors(self.engine.spawn(Worker), "sample").gather_async()
+        return next(self.plan)
+
+try:
+    with rs.engine("processes") as engine:
+        workers, hung = engine.spawn(Worker, count=2), engine.spawn(Worker, count=1)
+        [nest] = engine.spawn(Nest)
+        hung[0].send("hang")
+        inner = nest.call("sample").result()[0]
+        for pid, _ in flow.from_actors(workers, "sample").gather_async():
+            if inner:
+                print(inner, *(link.process.pid for link in engine._links), flush=True)
+                inner = None
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def run_script() -> tuple[subprocess.Popen[str], list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"some of {pids} live on"
+        threading.Event().wait(0.02)
+
+
+def test_killing_the_driver_leaves_no_process_and_no_memory() -> None:
+    before = set(os.listdir("/dev/shm"))
+    process, pids = run_script()
+    assert len(pids) == 5
+    process.kill()
+    process.communicate()
+    wait_until_gone(pids, 5)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_ctrl_c_ends_everything_within_two_seconds_with_one_line() -> None:
+    process, pids = run_script()
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (output, errors) == ("", "interrupted\n")
+    assert time.monotonic() - start < 2
+    wait_until_gone(pids, 2)
+
+
+# Chaos: any order of events, with deaths ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["restart", "drop"])
+def test_any_order_of_deaths(policy: Any) -> None:
+    for seed in range(200):
+        with ChaosEngine(seed, deaths=0.03) as engine:
+            workers = engine.spawn(
+                Worker, (10**6,), count=3, on_failure=policy, max_restarts=10**6, name="worker"
+            )
+            [learner] = engine.spawn(Worker, name="learner", on_failure="restart", max_restarts=10**6)
+            plan = flow.from_actors(workers, "sample").gather_async(2).via(learner, "train", in_flight=2)
+            plan = plan.for_each(lambda pair: pair[1]).take(60)
+            items = list(plan)
+            check_order(items)
+            statistics = plan.statistics()
+            assert len(items) == 60 or all(worker.gone for worker in workers)
+            given = statistics["gather_async"].items
+            assert given - statistics["Worker.train"].lost - 2 <= len(items) <= given
+            assert statistics["gather_async"].lost <= sum(worker.lost for worker in workers)
+
+
+def test_rows_in_any_order_of_deaths() -> None:
+    for seed in range(200):
+        with ChaosEngine(seed, deaths=0.05) as engine:
+            workers = engine.spawn(Worker, count=3, on_failure="restart", max_restarts=10**6)
+            plan = flow.from_actors(workers, "sample").gather_sync().take(20)
+            rows = list(plan)
+            assert [[item["shard"] for item in row] for row in rows] == [[0, 1, 2]] * 20
+            check_order([item for row in rows for item in row])
+
+
+def test_a_rate_limiter_keeps_its_ratio_through_deaths() -> None:
+    for seed in range(100):
+        with ChaosEngine(seed, deaths=0.05) as engine:
+            writers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)
+            readers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)
+            inserts, samples = flow.limit_ratio(
+                flow.from_actors(writers, "sample").gather_async(2),
+                flow.from_actors(readers, "sample").gather_async(2),
+                2,
+                min_size=4,
+                error_buffer=4,
+            )
+            left, right = inserts.for_each(lambda _: "i"), samples.for_each(lambda _: "s")
+            outputs = list(flow.union_async([left, right]).take(90))
+            assert abs(outputs.count("s") - 2 * (outputs.count("i") - 4)) <= 4 + 2 + 8
