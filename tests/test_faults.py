@@ -142,7 +142,8 @@ def test_a_dropped_shard_leaves_and_the_others_go_on(gather: str) -> None:
         workers = engine.spawn(Worker, (50,), count=3, name="worker", on_failure="drop")
         parallel = flow.from_actors(workers, "sample")
         rows = parallel.gather_sync() if gather == "gather_sync" else parallel.gather_async(2).batch(1)
-        items = []
+        items: list[dict[str, Any]] = []
+        dropped = -1
         for row in rows:
             items += row
             for worker in workers:

@@ -198,7 +198,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _keep_apart(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
-    """Whether a buffer stays in place. (Not a method: the pickler would be garbage in a cycle with views.)"""
+    """Whether a buffer stays in place. Not a method: the pickler would be garbage in a cycle with views."""
     view = buffer.raw()
     if view.nbytes < LARGE:
         return True

@@ -19,8 +19,7 @@ from rollstream.flow.stages import Context, Packet, Stage
 ITEM, END = 0, 1
 Meters: TypeAlias = list[float]
 Reply: TypeAlias = tuple[int, Any, Any, int, Meters, list[tuple[str, float, float]] | None]
-"""`ITEM` or `END`, a value, its origin, how often the actor was restarted, the counters of every operator, and
-spans for a trace."""
+"""`ITEM` or `END`, a value, its origin, the actor's restarts, the operators' counters, spans for a trace."""
 
 
 def is_gauge(index: int) -> bool:
