@@ -1,18 +1,19 @@
 """One connection between two processes: frames over a socket, and who has been lent what memory.
 
-Only pickled control tuples, descriptors of shared memory and file descriptors go over the socket. A block
-that is sent is *lent*: the sender keeps it until the receiver's last view of it dies, and the receiver says
-so with its next frame. So giving memory back costs no message of its own.
+Only pickled control tuples and descriptions of shared memory go over the socket; a second one, seldom used,
+carries the file descriptors of segments that the peer does not know yet. A block that is sent is *lent*: the
+sender keeps it until the receiver's last view of it dies, and the receiver says so with its next frame. So
+giving memory back costs no message of its own.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -21,15 +22,15 @@ from rollstream.engine.wire import Parcel, parcel_of
 
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 17
-_MOST_FDS = 64
 SHOW, FORGET = "show", "forget"
 
 
 class Channel:
     """One end. `maps` holds the segments known to this process by key, and may be shared by channels."""
 
-    def __init__(self, sock: socket.socket, maps: dict[str, Segment]):
+    def __init__(self, sock: socket.socket, fds: socket.socket, maps: dict[str, Segment]):
         self.sock = sock
+        self._fds = fds
         self.maps = maps
         self.lent: dict[int, Memory] = {}
         """What the peer may still read."""
@@ -38,8 +39,8 @@ class Channel:
         self._loans = count()
         self._shown: set[str] = set()
         self._unshown: list[Segment] = []
-        self._fds: deque[int] = deque()
-        self._input = bytearray()
+        self._chunk = memoryview(bytearray(_CHUNK))  # read into again and again: allocating costs more
+        self._input: bytes | bytearray = b""
 
     # Out ---------------------------------------------------------------------------------------
 
@@ -55,19 +56,18 @@ class Channel:
             described = (segment.key, memory.offset, memory.size, memory.layout, loan)
         return parcel.data, described, tuple(self.wrap(parcel_of(part)) for part in parcel.parts)
 
-    def frame(self, kind: str, *fields: Any) -> tuple[bytes, list[int]]:
-        """Bytes to send, and the file descriptors to send with them."""
-        returned = [self.returned.popleft() for _ in range(len(self.returned))]
-        body = pickle.dumps((kind, returned, fields), 5)
-        data, fds = _LENGTH.pack(len(body)) + body, []
-        while self._unshown:  # the peer has to know a segment before it can read from it
-            segment = self._unshown.pop()
-            shown = pickle.dumps((SHOW, (), (segment.key, segment.size)), 5)
-            data = _LENGTH.pack(len(shown)) + shown + data
-            fds.insert(0, segment.fd)
-        return data, fds
+    def frame(self, kind: str, *fields: Any) -> bytes:
+        """Bytes to send."""
+        returned = [self.returned.popleft() for _ in range(len(self.returned))] if self.returned else ()
+        data = _framed((kind, returned, fields))
+        for segment in self._unshown:  # the peer has to know a segment before it can read from it
+            with suppress(OSError):  # it is gone, and this frame will not reach it either
+                socket.send_fds(self._fds, [b"."], [segment.fd])
+            data = _framed((SHOW, (), (segment.key, segment.size))) + data
+        self._unshown.clear()
+        return data
 
-    def forget(self, keys: Sequence[str]) -> tuple[bytes, list[int]] | None:
+    def forget(self, keys: Sequence[str]) -> bytes | None:
         """A frame that lets the peer forget segments, if it knows any of them."""
         known = [key for key in keys if key in self._shown]
         self._shown.difference_update(known)
@@ -77,35 +77,36 @@ class Channel:
 
     def receive(self) -> bool:
         """Read what there is, once; false at the end of the connection."""
-        data, ancillary, _, _ = self.sock.recvmsg(_CHUNK, socket.CMSG_SPACE(4 * _MOST_FDS))
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4]))
-        self._input += data
-        return bool(data)
+        length = self.sock.recv_into(self._chunk)
+        if self._input:
+            self._input += self._chunk[:length]
+        else:
+            self._input = bytes(self._chunk[:length])
+        return length > 0
 
     def frames(self) -> list[tuple[str, tuple[Any, ...]]]:
         """The frames that have come in whole: kind and fields."""
-        frames, position = [], 0
-        while len(self._input) - position >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._input, position)
+        frames, data, position = [], memoryview(self._input), 0
+        while len(data) - position >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, position)
             end = position + _LENGTH.size + length
-            if len(self._input) < end:
+            if len(data) < end:
                 break
-            with memoryview(self._input)[position + _LENGTH.size : end] as body:
-                kind, returned, fields = pickle.loads(body)
+            kind, returned, fields = pickle.loads(data[position + _LENGTH.size : end])
             position = end
             for loan in returned:
                 self.lent.pop(loan, None)
             if kind == SHOW:
                 key, size = fields
-                self.maps[key] = Segment(key, self._fds.popleft(), size)
+                _, [fd], _, _ = socket.recv_fds(self._fds, 1, 1)
+                self.maps[key] = Segment(key, fd, size)
                 continue
             if kind == FORGET:
                 for key in fields[0]:
                     self.maps.pop(key, None)
             frames.append((kind, fields))
-        del self._input[:position]
+        rest = data[position:]
+        self._input = bytearray(rest) if len(rest) else b""  # a large frame comes in many pieces
         return frames
 
     def unwrap(self, wrapped: tuple[Any, ...]) -> Parcel:
@@ -120,6 +121,10 @@ class Channel:
     def close(self) -> None:
         """No more frames; what the peer was lent is free."""
         self.sock.close()
+        self._fds.close()
         self.lent.clear()
-        while self._fds:
-            os.close(self._fds.popleft())
+
+
+def _framed(content: tuple[Any, ...]) -> bytes:
+    body = pickle.dumps(content, 5)
+    return _LENGTH.pack(len(body)) + body

@@ -40,15 +40,15 @@ class Process:
         self.lines: deque[str] = deque(maxlen=_LINES)
         """The last lines it wrote."""
         self._partial = {"stdout": "", "stderr": ""}
-        mine, theirs = socket.socketpair()
+        (mine, theirs), (my_fds, their_fds) = socket.socketpair(), socket.socketpair()
         watched, self._lifeline = os.pipe()
         path = [os.path.abspath(entry) for entry in sys.path]
         environment = {**os.environ, **variables, "ROLLSTREAM_PATH": json.dumps(path)}
-        arguments = [name, life, theirs.fileno(), watched, pool]
+        arguments = [name, life, theirs.fileno(), their_fds.fileno(), watched, pool]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *map(str, arguments)],
-                pass_fds=(theirs.fileno(), watched),
+                pass_fds=(theirs.fileno(), their_fds.fileno(), watched),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -56,12 +56,14 @@ class Process:
             )
         except BaseException:
             mine.close()
+            my_fds.close()
             os.close(self._lifeline)
             raise
         finally:
             theirs.close()
+            their_fds.close()
             os.close(watched)
-        self.socket = mine
+        self.socket, self.fds = mine, my_fds
         self.pid = self._process.pid
         assert self._process.stdout is not None
         assert self._process.stderr is not None

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -29,6 +28,7 @@ from rollstream.engine.errors import ActorDied, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.launch import Process, thread_variables
 from rollstream.engine.memory import Arena, Segment
+from rollstream.engine.pump import Pump, PumpSink
 from rollstream.engine.supervision import EventCallback, Terms
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import (
@@ -73,7 +73,7 @@ class Link:
         self.pending: dict[int, Message] = {}
         self.waiting: deque[Message] = deque()
         """Messages that carry replies still to come, and those behind them."""
-        self.unsent: deque[tuple[bytes, list[int]]] = deque()
+        self.unsent: deque[bytes] = deque()
         self.deferred: dict[int, Deferred[Any]] = {}
         self.calls: dict[int, Future[Any]] = {}
         """What the actor itself asked of others."""
@@ -119,10 +119,7 @@ class ProcessesEngine(Engine):
         self._hurried = False
         self._starved: list[Sink] = []
         self._grown: dict[str, int] = {}
-        self._todo: deque[Callable[[], None]] = deque()
-        self._rung = False
-        self._pump: threading.Thread | None = None
-        self._pumping = False
+        self._pump: Pump | None = None
 
     # Verbs -------------------------------------------------------------------------------------
 
@@ -147,8 +144,8 @@ class ProcessesEngine(Engine):
         return replace(super().statistics(), grown=grown, environment=dict(self.variables))
 
     def sink(self) -> Sink:
-        """A sink that the pump fills."""
-        return QueueSink()
+        """A sink whose owner serves the actors' sockets while it waits."""
+        return QueueSink() if self._pump is None else PumpSink(self._pump)
 
     def close(self, *, drain: bool = True) -> None:
         """End every process. One that is in the middle of a message when it has to be quick is killed."""
@@ -177,7 +174,7 @@ class ProcessesEngine(Engine):
     def _store(self, buffers: list[memoryview]) -> Any:
         """Copy buffers into the driver's pool. While that is full of what is on its way, wait."""
         size = sum(buffer.nbytes for buffer in buffers)
-        if not self._arena.fits(size) and threading.current_thread() is not self._pump:
+        if not self._arena.fits(size) and self._pump is not None and not self._pump.mine():
             self._wait_for_room(size)
         block = self._arena.store(buffers)
         if self._arena.grown != self._grown.get("driver", 0):
@@ -246,22 +243,24 @@ class ProcessesEngine(Engine):
             link.since = time.monotonic()
         link.pending[number] = message
         if first and link.actor.terms.deadline is not None:
-            self._ring()  # the pump has to look at the clock
+            self._later(_nothing)  # whoever serves has to look at the clock
         wrapped = link.channel.wrap(message.parcel)
-        self._write(link, *link.channel.frame(outpost.MESSAGE, number, wrapped))
+        self._write(link, link.channel.frame(outpost.MESSAGE, number, wrapped))
 
-    def _write(self, link: Link, data: bytes, fds: list[int]) -> None:
+    def _write(self, link: Link, data: bytes) -> None:
         """Send a frame without ever waiting; the lock is held. What does not fit is sent by the pump."""
         if not link.unsent:
             try:
-                sent = _send(link.channel.sock, data, fds)
+                sent = link.channel.sock.send(data)
+            except BlockingIOError:
+                sent = 0
             except OSError:
-                return  # it has died: the pump will see that, and what is pending is lost
+                return  # it has died: that will be seen, and what is pending is lost
             if sent == len(data):
                 return
-            data, fds = data[sent:], fds if sent == 0 else []
+            data = data[sent:]
             self._later(partial(self._watch, link))
-        link.unsent.append((data, fds))
+        link.unsent.append(data)
 
     def _send_waiting(self, actor: Actor[Any]) -> None:
         """Send what is no longer held back; what is does not run."""
@@ -277,20 +276,15 @@ class ProcessesEngine(Engine):
             self.ledger.hold(actor, len(link.waiting))
 
     def _later(self, function: Callable[[], None]) -> None:
-        """Have the pump do something."""
-        self._todo.append(function)
-        self._ring()
-
-    def _ring(self) -> None:
-        if threading.current_thread() is not self._pump and not self._rung:
-            self._rung = True
-            with suppress(OSError):
-                self._alarm.send(b"!")
+        """Have whoever serves the sockets do something."""
+        assert self._pump is not None
+        self._pump.later(function)
 
     # Starting ----------------------------------------------------------------------------------
 
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
-        self._begin_pump()
+        if self._pump is None:
+            self._pump = Pump(self._time_left, self._tick, self._broken)
         recipe = self._recipe(cells[0])  # the same for all
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         actors = [self._actor(cell, terms) for cell in cells]
@@ -337,13 +331,14 @@ class ProcessesEngine(Engine):
                 process.kill()
                 process.wait()
                 process.socket.close()
+                process.fds.close()
                 return False
-            link.process, link.channel = process, Channel(process.socket, self._maps)
+            link.process, link.channel = process, Channel(process.socket, process.fds, self._maps)
             link.arena, link.verdict = f"{actor.name}#{life}/", None
             link.unsent.clear()
             about = (context.name, context.index, context.count, actor.restarts)
             wrapped = link.channel.wrap(link.recipe)
-            self._write(link, *link.channel.frame(outpost.BUILD, wrapped, about))
+            self._write(link, link.channel.frame(outpost.BUILD, wrapped, about))
             for message in first:
                 self._transmit(link, message, futures_in(message.parcel))
             link.down = False
@@ -367,12 +362,7 @@ class ProcessesEngine(Engine):
         try:
             self._end_links(list(self._links), GRACE if self._hurried or not self.ledger.idle() else None)
         finally:
-            self._pumping = False
-            self._ring()
-            self._pump.join()
-            self._selector.close()
-            self._awake.close()
-            self._alarm.close()
+            self._pump.close()
 
     def _end_links(self, links: list[Link], grace: float | None) -> None:
         """Let processes end by themselves; after so many seconds, kill them."""
@@ -381,7 +371,7 @@ class ProcessesEngine(Engine):
                 with link.lock:
                     link.stopping = True
                     if not link.down:
-                        self._write(link, *link.channel.frame(outpost.STOP))
+                        self._write(link, link.channel.frame(outpost.STOP))
             end = None if grace is None else time.monotonic() + grace
             for link in links:
                 if not link.ended.wait(None if end is None else max(0.0, end - time.monotonic())):
@@ -399,57 +389,49 @@ class ProcessesEngine(Engine):
             error = EngineClosed(f"{message.label}: the engine was closed before it ran")
             self.ledger.settle(message, None, error if message.future is not None else None)
 
-    # The pump: what follows runs in its thread -------------------------------------------------
+    # What follows is done by whoever serves the sockets ----------------------------------------
 
-    def _begin_pump(self) -> None:
-        if self._pump is None:
-            self._selector = selectors.DefaultSelector()
-            self._awake, self._alarm = socket.socketpair()
-            self._selector.register(self._awake, selectors.EVENT_READ, self._hear)
-            self._pumping = True
-            self._pump = threading.Thread(target=self._run_pump, name="rollstream pump", daemon=True)
-            self._pump.start()
-
-    def _run_pump(self) -> None:
-        try:
-            while self._pumping:
-                for key, events in self._selector.select(self._time_left()):
-                    key.data(events)
-                while self._todo:
-                    self._todo.popleft()()
-                while self._arena.retired:
-                    self._forget([self._arena.retired.popleft()])
-                self._look_for_hung()
-        except BaseException as error:
-            error.add_note("raised in the engine's own thread: this is a defect of rollstream")
-            self.ledger.fail(error)
-            for link in self._links:
+    def _tick(self) -> None:
+        """After every turn."""
+        while self._arena.retired:
+            self._forget([self._arena.retired.popleft()])
+        for link, end in self._deadlines():
+            if time.monotonic() >= end:
+                message = next(iter(link.pending.values()))
+                link.verdict = f"hung: {message.label} took longer than {link.actor.terms.deadline:g} s"
                 link.process.kill()
-                link.ended.set()
-                if link.started is not None:
-                    link.started.put(error)
 
-    def _hear(self, _: int) -> None:
-        self._awake.recv(4096)
-        self._rung = False  # only now: whoever rings before has its errand done in this turn
+    def _broken(self, error: BaseException) -> None:
+        """Something went wrong in the engine itself: say so, and leave nobody waiting."""
+        error.add_note("raised in the engine's own thread: this is a defect of rollstream")
+        self.ledger.fail(error)
+        for link in self._links:
+            link.process.kill()
+            if link.started is not None:
+                link.started.put(error)
+
+    @property
+    def _sockets(self) -> selectors.BaseSelector:
+        assert self._pump is not None
+        return self._pump.selector
 
     def _register(self, link: Link) -> None:
         sock = link.channel.sock
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, link, sock))
+        self._sockets.register(sock, selectors.EVENT_READ, partial(self._serve, link, sock))
         for which, stream in link.process.outputs.items():
-            self._selector.register(stream, selectors.EVENT_READ, partial(self._pass_on, link, which))
+            self._sockets.register(stream, selectors.EVENT_READ, partial(self._pass_on, link, which))
         self._watch(link)
 
     def _watch(self, link: Link) -> None:
         """Look out for room in a socket, or no longer."""
-        if not link.down and link.channel.sock in self._selector.get_map():
+        if not link.down and link.channel.sock in self._sockets.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-            self._selector.modify(link.channel.sock, events, partial(self._serve, link, link.channel.sock))
+            self._sockets.modify(link.channel.sock, events, partial(self._serve, link, link.channel.sock))
 
     def _pass_on(self, link: Link, which: str, _: int) -> None:
         stream = link.process.outputs[which]
         if not stream.closed and link.process.pass_on(which) == 0:
-            self._selector.unregister(stream)
+            self._sockets.unregister(stream)
 
     def _serve(self, link: Link, sock: socket.socket, events: int) -> None:
         if sock.fileno() < 0:
@@ -474,14 +456,16 @@ class ProcessesEngine(Engine):
     def _send_unsent(self, link: Link) -> None:
         with link.lock:
             while link.unsent:
-                data, fds = link.unsent[0]
+                data = link.unsent[0]
                 try:
-                    sent = _send(link.channel.sock, data, fds)
+                    sent = link.channel.sock.send(data)
+                except BlockingIOError:
+                    return
                 except OSError:
                     link.unsent.clear()
                     break
                 if sent < len(data):
-                    link.unsent[0] = data[sent:], fds if sent == 0 else []
+                    link.unsent[0] = data[sent:]
                     return
                 link.unsent.popleft()
         self._watch(link)
@@ -549,7 +533,7 @@ class ProcessesEngine(Engine):
         with link.lock:
             if not link.down:
                 wrapped = link.channel.wrap(parcel)
-                self._write(link, *link.channel.frame(outpost.REPLY, number, status, wrapped))
+                self._write(link, link.channel.frame(outpost.REPLY, number, status, wrapped))
 
     def _take_waiting(self, link: Link, numbers: list[int]) -> None:
         futures = [link.calls[number] for number in numbers if number in link.calls]
@@ -596,19 +580,12 @@ class ProcessesEngine(Engine):
         ends = [end for _, end in self._deadlines()]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _look_for_hung(self) -> None:
-        for link, end in self._deadlines():
-            if time.monotonic() >= end:
-                message = next(iter(link.pending.values()))
-                link.verdict = f"hung: {message.label} took longer than {link.actor.terms.deadline:g} s"
-                link.process.kill()
-
     def _bury(self, link: Link) -> None:
         """A process has closed its socket: it has ended, or does so now."""
-        self._selector.unregister(link.channel.sock)
+        self._sockets.unregister(link.channel.sock)
         for stream in link.process.outputs.values():
-            if stream in self._selector.get_map():
-                self._selector.unregister(stream)
+            if stream in self._sockets.get_map():
+                self._sockets.unregister(stream)
         if not link.stopping:
             link.process.kill()
         reason = link.process.wait()
@@ -673,7 +650,7 @@ class ProcessesEngine(Engine):
         for link in self._links:
             with link.lock:
                 if not link.down and (frame := link.channel.forget(keys)) is not None:
-                    self._write(link, *frame)
+                    self._write(link, frame)
 
 
 class _Release:
@@ -699,16 +676,13 @@ class _Answers:
         self._engine._later(partial(self._engine._answer, self._link, future))
 
 
+def _nothing() -> None:
+    """An errand that only makes whoever serves look up."""
+
+
 class _Helper:
     """Where tasks run."""
 
 
 def _task(_: Cell, function: Callable[..., Any], *args: Any) -> Any:
     return function(*resolve(args))
-
-
-def _send(sock: socket.socket, data: bytes, fds: list[int]) -> int:
-    try:
-        return socket.send_fds(sock, [data], fds) if fds else sock.send(data)
-    except BlockingIOError:
-        return 0

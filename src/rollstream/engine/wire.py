@@ -28,6 +28,12 @@ LARGE = 4096
 Store: TypeAlias = Callable[[list[memoryview]], Any]
 
 
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types that need nothing but pickle."""
+_OWN = __name__.encode()
+"""What is in pickled bytes that only an engine can open."""
+
+
 class Site(Protocol):
     """Where a parcel is opened: knows what the references and handles in it stand for there."""
 
@@ -75,6 +81,8 @@ class ParcelRef(Ref[Any]):
 
 def pack(value: Any, engine: Engine, store: Store) -> Parcel:
     """Make a parcel of a value; `store` puts its large buffers where the receiver can read them."""
+    if type(value) in _PLAIN:
+        return Parcel(pickle.dumps(value, 5))
     file, buffers = io.BytesIO(), []
     pickler = _Pickler(file, engine, buffers)
     pickler.dump(value)
@@ -83,6 +91,8 @@ def pack(value: Any, engine: Engine, store: Store) -> Parcel:
 
 def unpack(parcel: Parcel, site: Site) -> Any:
     """The value in a parcel."""
+    if parcel.memory is None and _OWN not in parcel.data:
+        return pickle.loads(parcel.data)
     views = parcel.memory.views() if parcel.memory is not None else ()
     return _Unpickler(parcel, site, views).load()
 
@@ -111,6 +121,8 @@ def futures_in(parcel: Parcel) -> list[Future[Any]]:
 def packed_message(engine: Engine, message: Message, store: Store) -> Parcel:
     """A message's operation and arguments; what cannot be pickled is named."""
     try:
+        if type(message.operation) is str and all(type(argument) in _PLAIN for argument in message.args):
+            return Parcel(pickle.dumps((message.operation, message.args), 5))
         return pack((message.operation, message.args), engine, store)
     except Exception as problem:
         for index, argument in enumerate(message.args):

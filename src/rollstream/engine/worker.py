@@ -49,11 +49,11 @@ class Outpost(Engine):
     remote = True
     catches = BaseException
 
-    def __init__(self, name: str, life: int, sock: socket.socket, pool: int):
+    def __init__(self, name: str, arena: str, channel: Channel, pool: int):
         super().__init__()
         self._name = name
-        self._channel = Channel(sock, {})
-        self._arena = Arena(f"{name}#{life}", pool)
+        self._channel = channel
+        self._arena = Arena(arena, pool)
         self._writing = threading.Lock()
         self._thread = threading.get_ident()
         self._mailbox: deque[tuple[Any, ...]] = deque()
@@ -177,16 +177,15 @@ class Outpost(Engine):
         with self._writing:
             if self._arena.grown != self._grown:
                 self._grown = self._arena.grown
-                self._write(*self._channel.frame(GREW, self._grown))
+                self._write(self._channel.frame(GREW, self._grown))
             while self._arena.retired:
                 if (frame := self._channel.forget([self._arena.retired.popleft()])) is not None:
-                    self._write(*frame)
-            self._write(*self._channel.frame(kind, *fields))
+                    self._write(frame)
+            self._write(self._channel.frame(kind, *fields))
 
-    def _write(self, data: bytes, fds: list[int]) -> None:
+    def _write(self, data: bytes) -> None:
         try:
-            sent = socket.send_fds(self._channel.sock, [data], fds) if fds else 0
-            self._channel.sock.sendall(data[sent:] if sent else data)
+            self._channel.sock.sendall(data)
         except OSError:
             os._exit(0)  # the driver is gone
 
@@ -337,14 +336,15 @@ class _SocketSink:
 
 def main() -> None:
     """Run the actor that the parent process speaks of."""
-    name, life, control, lifeline, pool = sys.argv[1], *map(int, sys.argv[2:])
+    name, life, control, fds, lifeline, pool = sys.argv[1], *map(int, sys.argv[2:])
     del sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends its actors
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
-    Outpost(name, life, socket.socket(fileno=control), pool).run()
+    channel = Channel(socket.socket(fileno=control), socket.socket(fileno=fds), {})
+    Outpost(name, f"{name}#{life}", channel, pool).run()
 
 
 def _end_with_parent(lifeline: int) -> None:

@@ -1,0 +1,268 @@
+"""Serving sockets without a thread in between: whoever waits serves, and a standby does when nobody waits.
+
+A thread that only serves costs every reply two wake-ups, its own and that of the thread the reply is for:
+some 40 of 100 microseconds of a call. So a thread that waits for replies reads the sockets itself. But actors
+also talk to each other, die and print while the driver is busy with something else. A standby sees to that:
+it takes over when nobody has served for a millisecond. It sleeps on a timer that whoever serves puts off, now
+and then, which wakes nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rollstream.engine.future import Future
+from rollstream.engine.threads import QueueSink
+
+_PATIENCE = 1_000_000
+"""Nanoseconds without anybody serving after which the standby does."""
+
+
+class Pump:
+    """A selector that one thread at a time serves.
+
+    Args:
+        time_left: seconds after which `tick` is due, or `None`.
+        tick: called after every turn.
+        broken: told of an error in what the standby was doing.
+    """
+
+    def __init__(
+        self,
+        time_left: Callable[[], float | None],
+        tick: Callable[[], None],
+        broken: Callable[[BaseException], None],
+    ):
+        self.selector = selectors.DefaultSelector()
+        self._time_left = time_left
+        self._tick = tick
+        self._broken = broken
+        self._todo: deque[Callable[[], None]] = deque()
+        self._turn = threading.Lock()
+        self._claim = threading.Lock()
+        self._owner: int | None = None
+        self._wanted = False
+        self._standing_in = False
+        self._closing = False
+        self._rung = False
+        self._awake, self._alarm = socket.socketpair()
+        self.selector.register(self._awake, selectors.EVENT_READ, self._hear)
+        self._timer = _Timer.make()
+        self._interrupts = _Interrupts()
+        self._standby = threading.Thread(target=self._stand_by, name="rollstream pump", daemon=True)
+        self._standby.start()
+        if self._timer is not None:
+            self._timer.set()
+
+    def mine(self) -> bool:
+        """Whether the calling thread serves at the moment."""
+        return self._owner == threading.get_ident()
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Have whoever serves do something."""
+        self._todo.append(function)
+        self.ring()
+
+    def ring(self) -> None:
+        """Make whoever serves look up."""
+        if self._owner not in (None, threading.get_ident()) and not self._rung:
+            self._rung = True
+            with suppress(OSError):
+                self._alarm.send(b"!")
+
+    def _hear(self, _: int) -> None:
+        self._awake.recv(4096)
+        self._rung = False  # only now: whoever rings before has its errand done in this turn
+
+    # Turns -------------------------------------------------------------------------------------
+
+    def serve(self, until: Callable[[], bool], timeout: float | None) -> None:
+        """Serve until something is true; returns at once if another waiting thread serves."""
+        if self._timer is None or not self._take_turn():
+            return
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not until():
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._once(left)
+        finally:
+            self._owner = None
+            self._turn.release()
+            self._timer.set()
+
+    def _take_turn(self) -> bool:
+        assert self._timer is not None
+        if not self._turn.acquire(blocking=False):
+            if not self._standing_in or not self._claim.acquire(blocking=False):
+                return False
+            try:
+                self._wanted = True
+                self.ring()
+                self._turn.acquire()
+                self._wanted = False
+            finally:
+                self._claim.release()
+        self._owner = threading.get_ident()
+        return True
+
+    def _once(self, timeout: float | None = None) -> None:
+        """Wait for sockets, and do what is to be done."""
+        self._work([])
+        left = self._time_left()
+        if left is not None:
+            timeout = left if timeout is None else min(left, timeout)
+        self._work(self.selector.select(timeout))
+
+    def _work(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        if not events and not self._todo:
+            self._tick()
+            return
+        self._interrupts.hold_back()
+        try:
+            for key, mask in events:
+                key.data(mask)
+            while self._todo:
+                self._todo.popleft()()
+            self._tick()
+        finally:
+            self._interrupts.let_through()
+
+    def _stand_by(self) -> None:
+        while not self._closing:
+            if self._timer is not None:
+                self._timer.wait()
+            if self._turn.acquire(blocking=False):
+                self._owner = threading.get_ident()
+                self._standing_in = True
+                try:
+                    while not self._wanted and not self._closing:
+                        self._once()
+                except BaseException as error:
+                    self._broken(error)
+                finally:
+                    self._standing_in = False
+                    self._owner = None
+                    self._turn.release()
+
+    def close(self) -> None:
+        """End the standby; nobody serves any more."""
+        self._closing = True
+        self.ring()
+        if self._timer is not None:
+            self._timer.set(at_once=True)
+        self._standby.join()
+        self._interrupts.close()
+        self.selector.close()
+        self._awake.close()
+        self._alarm.close()
+        if self._timer is not None:
+            self._timer.close()
+
+
+class PumpSink(QueueSink):
+    """A sink whose owner serves the sockets while it waits."""
+
+    __slots__ = ("_pump",)
+
+    def __init__(self, pump: Pump):
+        super().__init__()
+        self._pump = pump
+
+    def wait(self, timeout: float | None = None) -> Future[Any] | None:
+        """Serve until there is a future; if another thread serves, it brings it."""
+        start = None if timeout is None else time.monotonic()
+        self._pump.serve(self._filled, timeout)
+        if start is not None and timeout is not None:
+            timeout = max(0.0, timeout - (time.monotonic() - start))
+        return super().wait(timeout)
+
+    def _filled(self) -> bool:
+        return not self._queue.empty()
+
+
+class _Timer:
+    """A timer of the system that one thread sleeps on while others put it off."""
+
+    def __init__(self, create: Any, settime: Any):
+        self._settime = settime
+        self._fd: int = create(1, os.O_CLOEXEC)  # 1 is CLOCK_MONOTONIC
+        if self._fd < 0:
+            raise OSError("timerfd_create failed")
+        self._due = (ctypes.c_long * 4)(0, 0, 0, _PATIENCE)
+        self._now = (ctypes.c_long * 4)(0, 0, 0, 1)
+        self._set = 0.0
+
+    @classmethod
+    def make(cls) -> _Timer | None:
+        """One, if the system has such a thing; if not, the standby serves always."""
+        with suppress(AttributeError, OSError):
+            system = ctypes.PyDLL(None)
+            return cls(system.timerfd_create, system.timerfd_settime)
+        return None
+
+    def set(self, *, at_once: bool = False) -> None:
+        """Let it be due after half the patience at least; set often, it is never due."""
+        now = time.monotonic()
+        if at_once or now - self._set > _PATIENCE / 2e9:
+            self._set = now
+            self._settime(self._fd, 0, self._now if at_once else self._due, None)
+
+    def wait(self) -> None:
+        """Sleep until it is due."""
+        os.read(self._fd, 8)
+
+    def close(self) -> None:
+        """Give it back."""
+        os.close(self._fd)
+
+
+class _Interrupts:
+    """Keeps Ctrl-C out of what has to be done as a whole: it comes right afterwards.
+
+    Python runs signal handlers in the main thread, between any two steps of it. So while the engine is open,
+    a handler in front of the usual one waits for the end of such a whole.
+    """
+
+    def __init__(self) -> None:
+        self._main = threading.main_thread().ident
+        self._busy = False
+        self._caught: tuple[Any, ...] | None = None
+        self._usual: Any = None
+        if threading.get_ident() == self._main and callable(usual := signal.getsignal(signal.SIGINT)):
+            self._usual = usual
+            signal.signal(signal.SIGINT, self._handle)
+
+    def _handle(self, *caught: Any) -> None:
+        if self._busy:
+            self._caught = caught
+        else:
+            self._usual(*caught)
+
+    def hold_back(self) -> None:
+        """Something begins that has to be done as a whole."""
+        self._busy = threading.get_ident() == self._main
+
+    def let_through(self) -> None:
+        """It is done."""
+        if self._busy:
+            self._busy = False
+            caught, self._caught = self._caught, None
+            if caught is not None:
+                self._usual(*caught)
+
+    def close(self) -> None:
+        """The usual handler is enough."""
+        if threading.get_ident() == self._main and signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._usual)
