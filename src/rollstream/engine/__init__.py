@@ -59,6 +59,7 @@ _ENGINES = {
     "inline": ("rollstream.engine.inline", "InlineEngine"),
     "threads": ("rollstream.engine.threads", "ThreadsEngine"),
     "processes": ("rollstream.engine.processes", "ProcessesEngine"),
+    "ray": ("rollstream.engine.ray_engine", "RayEngine"),
 }
 
 
@@ -66,7 +67,7 @@ def engine(name: str = "inline", **options: Any) -> Engine:
     """Open an engine by name.
 
     `inline` for debugging and one core, `threads` for work that releases the interpreter lock, `processes`
-    for all cores of one machine. Options are those of the engine's class.
+    for all cores of one machine, `ray` for a cluster. Options are those of the engine's class.
     """
     if name not in _ENGINES:
         raise EngineError(f"there is no engine {name!r}; choose one of: {', '.join(_ENGINES)}")
