@@ -1,5 +1,6 @@
 """However a flow is interrupted, nothing is left behind; the leak fixture watches every test here."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -64,20 +65,20 @@ def plans(engine: rs.Engine, operator: Callable[[Any], Any]) -> dict[str, Callab
 SHAPES = ["shard", "rows", "driver", "filter", "combine", "prefetch", "split", "via"]
 
 
-@pytest.mark.parametrize("name", ["inline", "threads"])
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("interrupt", ["close", "break", "error", "ctrl-c"])
 def test_interrupted_anywhere(
     name: str, shape: str, interrupt: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen = 0
+    seen, here = 0, (os.getpid(), threading.get_ident())
 
     def operator(item: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == 7 and interrupt == "error":
             raise ValueError("enough")
-        if seen == 7 and interrupt == "ctrl-c" and threading.current_thread() is threading.main_thread():
+        if seen == 7 and interrupt == "ctrl-c" and here == (os.getpid(), threading.get_ident()):
             raise KeyboardInterrupt
         return item if item else 1
 
@@ -144,7 +145,7 @@ def test_ctrl_c_in_a_script_prints_its_own_traceback_only() -> None:
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("name", ["inline", "threads"])
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
 def test_an_error_while_others_are_running_ends_all(name: str) -> None:
     with pytest.raises(rs.OperatorError, match="ScriptedSource"), rs.engine(name) as engine:  # noqa: PT012
         scripts = [list(range(100)), [0, 1, Fail(RuntimeError("broken")), 3], list(range(100))]

@@ -29,32 +29,33 @@ def test_trees_of_flows(outer: str, inner: str) -> None:
         assert list(plan) == [[10, 210, 410], [12, 212, 412]]
 
 
-def test_three_levels() -> None:
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_three_levels(name: str) -> None:
     def middle() -> Iterator[int]:
-        with rs.engine("threads") as engine:
+        with rs.engine(name) as engine:
             yield from (
-                flow.from_factories(engine, [tree(0, "inline"), tree(100, "threads")])
-                .gather_sync()
-                .for_each(sum)
+                flow.from_factories(engine, [tree(0, "inline"), tree(100, name)]).gather_sync().for_each(sum)
             )
 
-    with rs.engine("threads") as engine:
+    with rs.engine(name) as engine:
         plan = flow.from_factories(engine, [middle, middle]).for_each(lambda x: x + 1).gather_sync()
         assert list(plan) == [[221, 221], [225, 225]]
 
 
-def test_an_inner_flow_left_early_ends_with_its_parent() -> None:
-    with rs.engine("threads") as engine:
-        plan = flow.from_factories(engine, [tree(0, "threads")]).gather_async()
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_an_inner_flow_left_early_ends_with_its_parent(name: str) -> None:
+    with rs.engine(name) as engine:
+        plan = flow.from_factories(engine, [tree(0, name)]).gather_async()
         assert next(plan) == 10
-    # the fixture that looks for leaked threads does the rest
+    # the fixture that looks for leaked threads and processes does the rest
 
 
-def test_an_inner_error_names_both_operators() -> None:
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_an_inner_error_names_both_operators(name: str) -> None:
     def inner() -> Iterator[int]:
         yield from flow.from_items([1, 0]).for_each(lambda x: 1 // x, name="divide")
 
-    with rs.engine("threads") as engine:
+    with rs.engine(name) as engine:
         plan = flow.from_factories(engine, [inner], name="trial").gather_async()
         assert next(plan) == 1
         with pytest.raises(rs.OperatorError, match=r"(?s)trial .*divide .*ZeroDivisionError"):
@@ -90,7 +91,7 @@ def test_a_stateful_operator_has_one_copy_a_shard() -> None:
             self.items += 1
             return self.items
 
-    for name in ("inline", "threads"):
+    for name in ("inline", "threads", "processes"):
         with rs.engine(name) as engine:
             sources = engine.spawn(ScriptedSource, ([["x"] * 3] * 2,), count=2)
             count = Count()

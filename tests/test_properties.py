@@ -290,6 +290,30 @@ def test_random_graphs_on_real_threads(spec: Any) -> None:
         check_order(outputs)
 
 
+@given(spec=streams(asynchronous=True))
+@settings(max_examples=8)
+def test_random_graphs_on_real_processes(spec: Any) -> None:
+    with rs.engine("processes") as engine:
+        plan, expected = Build(engine).stream(spec)
+        outputs = list(plan)
+        assert Counter((value, path) for value, path in outputs) == expected
+        check_order(outputs)
+
+
+@given(spec=streams(asynchronous=False), stop=st.integers(0, 12))
+@settings(max_examples=8)
+def test_synchronous_plans_give_identical_outputs_in_processes(spec: Any, stop: int) -> None:
+    results, states = [], []
+    for name in ("inline", "processes"):
+        with rs.engine(name) as engine:
+            plan, _ = Build(engine).stream(spec)
+            outputs = [item for _, item in zip(range(stop), plan, strict=False)]
+            states.append(json.loads(json.dumps(plan.state_dict())))
+            results.append(outputs + list(plan))
+    assert results[0] == results[1]
+    assert states[0] == states[1]
+
+
 # A few graphs that have been trouble elsewhere, under thousands of orders of events -----------------------
 
 

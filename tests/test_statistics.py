@@ -12,7 +12,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.testing import ScriptedSource
 
-ENGINES = ["inline", "threads"]
+ENGINES = ["inline", "threads", "processes"]
 
 
 def spin(seconds: float) -> None:

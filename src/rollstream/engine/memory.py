@@ -170,6 +170,13 @@ class Arena:
             block.segment.array[start : start + length] = np.frombuffer(buffer, np.uint8)
         return block
 
+    def close(self) -> None:
+        """Let go of all that nobody reads."""
+        with self._lock:
+            self._free.clear()
+            self._base = self._spare = None
+            self.freed = deque(maxlen=0)
+
     def _allocate(self, size: int, layout: Layout) -> Block:
         with self._lock:
             self._collect()

@@ -259,8 +259,8 @@ class ProcessesEngine(Engine):
             if sent == len(data):
                 return
             data = data[sent:]
-            self._later(partial(self._watch, link))
         link.unsent.append(data)
+        self._later(partial(self._watch, link))
 
     def _send_waiting(self, actor: Actor[Any]) -> None:
         """Send what is no longer held back; what is does not run."""
@@ -357,12 +357,13 @@ class ProcessesEngine(Engine):
     # Ending ------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        if self._pump is None:
-            return
         try:
             self._end_links(list(self._links), GRACE if self._hurried or not self.ledger.idle() else None)
         finally:
-            self._pump.close()
+            if self._pump is not None:
+                self._pump.close()
+            self._arena.close()
+            self._maps.clear()
 
     def _end_links(self, links: list[Link], grace: float | None) -> None:
         """Let processes end by themselves; after so many seconds, kill them."""

@@ -58,7 +58,7 @@ class Pump:
         self._awake, self._alarm = socket.socketpair()
         self.selector.register(self._awake, selectors.EVENT_READ, self._hear)
         self._timer = _Timer.make()
-        self._interrupts = _Interrupts()
+        _INTERRUPTS.open()
         self._standby = threading.Thread(target=self._stand_by, name="rollstream pump", daemon=True)
         self._standby.start()
         if self._timer is not None:
@@ -129,7 +129,7 @@ class Pump:
         if not events and not self._todo:
             self._tick()
             return
-        self._interrupts.hold_back()
+        _INTERRUPTS.hold_back()
         try:
             for key, mask in events:
                 key.data(mask)
@@ -137,7 +137,7 @@ class Pump:
                 self._todo.popleft()()
             self._tick()
         finally:
-            self._interrupts.let_through()
+            _INTERRUPTS.let_through()
 
     def _stand_by(self) -> None:
         while not self._closing:
@@ -163,7 +163,7 @@ class Pump:
         if self._timer is not None:
             self._timer.set(at_once=True)
         self._standby.join()
-        self._interrupts.close()
+        _INTERRUPTS.close()
         self.selector.close()
         self._awake.close()
         self._alarm.close()
@@ -231,38 +231,55 @@ class _Timer:
 class _Interrupts:
     """Keeps Ctrl-C out of what has to be done as a whole: it comes right afterwards.
 
-    Python runs signal handlers in the main thread, between any two steps of it. So while the engine is open,
-    a handler in front of the usual one waits for the end of such a whole.
+    Python runs signal handlers in the main thread, between any two steps of it. So while a pump is open, a
+    handler in front of the usual one waits for the end of such a whole. Signals are the whole process's, and
+    so is this.
     """
 
     def __init__(self) -> None:
-        self._main = threading.main_thread().ident
+        self._pumps = 0
         self._busy = False
         self._caught: tuple[Any, ...] | None = None
         self._usual: Any = None
-        if threading.get_ident() == self._main and callable(usual := signal.getsignal(signal.SIGINT)):
+
+    def open(self) -> None:
+        """A pump begins."""
+        usual = signal.getsignal(signal.SIGINT)
+        if _in_main_thread() and self._usual is None and callable(usual):
             self._usual = usual
             signal.signal(signal.SIGINT, self._handle)
+        self._pumps += 1
+
+    def close(self) -> None:
+        """A pump ends; after the last one the usual handler is back."""
+        self._pumps -= 1
+        if not self._pumps and self._usual is not None and _in_main_thread():
+            if signal.getsignal(signal.SIGINT) == self._handle:  # else somebody has put another in front
+                signal.signal(signal.SIGINT, self._usual)
+            self._usual = None
 
     def _handle(self, *caught: Any) -> None:
         if self._busy:
             self._caught = caught
         else:
-            self._usual(*caught)
+            (self._usual or signal.default_int_handler)(*caught)
 
     def hold_back(self) -> None:
         """Something begins that has to be done as a whole."""
-        self._busy = threading.get_ident() == self._main
+        if _in_main_thread():
+            self._busy = True
 
     def let_through(self) -> None:
         """It is done."""
-        if self._busy:
+        if _in_main_thread():
             self._busy = False
             caught, self._caught = self._caught, None
             if caught is not None:
-                self._usual(*caught)
+                self._handle(*caught)
 
-    def close(self) -> None:
-        """The usual handler is enough."""
-        if threading.get_ident() == self._main and signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, self._usual)
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+_INTERRUPTS = _Interrupts()

@@ -11,6 +11,7 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Protocol, TypeAlias, cast
 
 import cloudpickle
@@ -206,6 +207,8 @@ class _Pickler(cloudpickle.Pickler):
             raise pickle.PicklingError(
                 f"an engine ({obj!r}) does not travel; open one where it is needed: with rs.engine(...)"
             )
+        if kind is FunctionType and obj.__module__ == __name__:
+            return NotImplemented  # by name, without cloudpickle's looking around
         return super().reducer_override(obj)
 
 
@@ -219,17 +222,34 @@ def _keep_apart(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
+    """Knows what stands for arrays, references and handles.
+
+    What it looks up it remembers, so nothing of that may refer to itself: it would be garbage in a cycle with
+    views, and their memory would be held until the garbage collector runs.
+    """
+
     def __init__(self, parcel: Parcel, site: Site, views: Sequence[memoryview]):
         super().__init__(io.BytesIO(parcel.data), buffers=views)
-        self._stands_for = {
-            "_part": lambda index: site.part(parcel.parts[index]),
-            "_handle": lambda name, index, cls: site.handle(name, index, _load_class(cls)),
-        }  # not methods: the unpickler, which remembers them, would be garbage in a cycle with views
+        self._parcel = parcel
+        self._site = site
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module == __name__ and name in self._stands_for:
-            return self._stands_for[name]
+        if module == __name__:
+            if name == "_array":
+                return _array
+            if name == "_part":
+                return functools.partial(_open_part, self._parcel, self._site)
+            if name == "_handle":
+                return functools.partial(_open_handle, self._site)
         return super().find_class(module, name)
+
+
+def _open_part(parcel: Parcel, site: Site, index: int) -> Any:
+    return site.part(parcel.parts[index])
+
+
+def _open_handle(site: Site, name: str, index: int, cls: bytes) -> Actor[Any]:
+    return site.handle(name, index, _load_class(cls))
 
 
 def _part(_: int) -> Any:
@@ -254,15 +274,18 @@ def _load_class(data: bytes) -> type:
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.hasobject:
+    dtype, flags = array.dtype, array.flags
+    if dtype.kind in "biufc" and flags.c_contiguous:
+        return _array, (pickle.PickleBuffer(cast(Any, array)), dtype.str, array.shape, "C")
+    if dtype.hasobject:
         return NotImplemented
-    if array.flags.c_contiguous or not array.flags.f_contiguous:
-        order, flat = "C", np.ascontiguousarray(array)
-    else:
+    if flags.f_contiguous and not flags.c_contiguous:
         order, flat = "F", array.T
+    else:
+        order, flat = "C", np.ascontiguousarray(array)
     plain = flat.reshape(-1).view(np.uint8) if flat.size else np.empty(0, np.uint8)
-    dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype
-    return _array, (pickle.PickleBuffer(cast(Any, plain)), dtype, array.shape, order)
+    known = dtype.str if dtype.isbuiltin == 1 else dtype
+    return _array, (pickle.PickleBuffer(cast(Any, plain)), known, array.shape, order)
 
 
 def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:
