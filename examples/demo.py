@@ -1,7 +1,8 @@
 """A first flow: four workers learn a line from noisy points by asynchronous gradient descent.
 
 The plan has the shape of A3C: gradients are computed where the data is, gathered as they come and applied
-in one place, and the new weights go back to the worker whose gradient it was.
+in one place, and the new weights go back to the worker whose gradient it was. The workers are processes; give
+another engine's name as an argument, `inline`, `threads` or `ray`, and the same plan runs there.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def main() -> None:
     """Show the plan, run it, and show what it did."""
     out = Path("runs/demo")
     out.mkdir(parents=True, exist_ok=True)
-    with rs.engine("threads") as engine:
-        plan = learn(engine.spawn(Worker, count=4, name="worker"))
+    name = sys.argv[1] if len(sys.argv) > 1 else "processes"
+    with rs.engine(name) as engine:
+        plan = learn(engine.spawn(Worker, count=4, name="worker", on_failure="restart"))
         graph = flow.graph(plan)
         print(f"The plan\n\n{graph}\n")
         (out / "graph.svg").write_text(graph.svg())
@@ -118,4 +120,9 @@ def show(losses: list[float], weights: Weights) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted")
+    except rs.EngineError as error:
+        sys.exit(str(error))

@@ -60,7 +60,7 @@ class Link:
         started: SimpleQueue[BaseException | None],
     ):
         self.actor = actor
-        self.recipe = recipe
+        self.recipe: Parcel | None = recipe
         self.started: SimpleQueue[BaseException | None] | None = started
         """Told when the first instance is built, or cannot be."""
         self.lock = threading.Lock()
@@ -337,6 +337,7 @@ class ProcessesEngine(Engine):
             link.arena, link.verdict = f"{actor.name}#{life}/", None
             link.unsent.clear()
             about = (context.name, context.index, context.count, actor.restarts)
+            assert link.recipe is not None
             wrapped = link.channel.wrap(link.recipe)
             self._write(link, link.channel.frame(outpost.BUILD, wrapped, about))
             for message in first:
@@ -364,6 +365,9 @@ class ProcessesEngine(Engine):
                 self._pump.close()
             self._arena.close()
             self._maps.clear()
+            for actor in self.actors.values():
+                actor.sticky.clear()  # handles outlive the engine, memory should not
+                actor.mailbox.recipe = None
 
     def _end_links(self, links: list[Link], grace: float | None) -> None:
         """Let processes end by themselves; after so many seconds, kill them."""

@@ -93,6 +93,8 @@ class Statistics:
                     str(node.queue) if node.queue else "",
                 )
             )
+        shown = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+        rows = [tuple(row[column] for column in shown) for row in rows] if len(rows) > 1 else rows
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             "  ".join(
