@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, perform, rebuild, resolve
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, rebuild, resolve
 from rollstream.engine.errors import ActorDied, Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref, Sink
 from rollstream.engine.ledger import Ledger
@@ -364,8 +364,13 @@ class Engine(ABC):
 
     def _handle(self, actor: Actor[Any], message: Message) -> None:
         """Run a message beside its instance and settle its reply."""
-        outcome = perform(actor.cell, message.operation, message.args, self.catches)
-        self._complete(actor, message, *outcome)
+        error = value = None
+        start = time.perf_counter()
+        try:
+            value = actor.cell.run(message.operation, message.args)
+        except self.catches as caught:
+            error = caught
+        self._complete(actor, message, value, error, start, time.perf_counter())
 
     def _complete(
         self,

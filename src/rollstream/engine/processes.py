@@ -40,6 +40,7 @@ from rollstream.engine.wire import (
     pack,
     packed_error,
     packed_message,
+    parcel_of,
 )
 
 POOL = 64 << 20
@@ -196,8 +197,10 @@ class ProcessesEngine(Engine):
     def _lends(self) -> bool:
         """Whether some message not yet handled has memory of the driver's pool."""
         unhandled = [message for link in list(self._links) for message in list(link.pending.values())]
-        memories = [message.parcel.memory for message in unhandled if message.parcel is not None]
-        return any(memory is not None and memory.segment.key.startswith("driver/") for memory in memories)
+        parcels = [message.parcel for message in unhandled if message.parcel is not None]
+        parcels += [parcel_of(part) for parcel in parcels for part in parcel.parts]
+        memories = [parcel.memory for parcel in parcels if parcel.memory is not None]
+        return any(memory.segment.key.startswith("driver/") for memory in memories)
 
     def _note_growth(self, who: str, times: int) -> None:
         first = not self._grown
@@ -295,9 +298,12 @@ class ProcessesEngine(Engine):
                 self._links.append(link)
                 try:
                     self._launch(link)
-                except BaseException:
+                except OSError as error:
                     self._links.remove(link)
-                    raise
+                    raise EngineError(
+                        f"{actor.name} could not be started: {error}; an actor takes some memory and eight "
+                        f"file descriptors of the driver (see ulimit -n)"
+                    ) from error
                 links.append(link)
             errors = [error for error in [started.get() for _ in actors] if error is not None]
             if errors:

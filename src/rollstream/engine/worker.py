@@ -109,15 +109,17 @@ class Outpost(Engine):
     def _build(self, wrapped: Any, context: tuple[str, int, int, int]) -> None:
         try:
             cls, args, kwargs = self._opened(wrapped)
-            self._cell = Cell(cls, args, kwargs, ActorContext(*context))
-            self._cell.build()
+            cell = Cell(cls, args, kwargs, ActorContext(*context))
+            cell.build()
+            self._cell = cell
         except BaseException as error:
             self._send(BUILT, self._wrapped_error(error))
         else:
             self._send(BUILT, None)
 
     def _handle_message(self, number: int, wrapped: Any) -> None:
-        assert self._cell is not None
+        if self._cell is None:
+            return  # it could not be built: the driver knows, and will end this process
         try:
             operation, args = self._opened(wrapped)
         except BaseException as error:

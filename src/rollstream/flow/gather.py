@@ -46,17 +46,19 @@ class Port:
         self.before: shard.Meters = []
         """What earlier lives of a restarted actor had counted."""
 
-    def report(self, life: int, meters: shard.Meters) -> None:
-        """Take in the counters that came with an item; those of a new life begin at zero."""
-        if life != self.life:
-            self.before = self.total(gauges=False)
-            self.life = life
-        self.meters = meters
+    def begin_life(self, life: int, last: shard.Meters) -> None:
+        """The actor was restarted, and its counters with it. A queue's length is no count."""
+        self.life = life
+        counts = [0 if shard.is_gauge(index) else meter for index, meter in enumerate(last)]
+        self.before = _sum(self.before, counts)
 
-    def total(self, *, gauges: bool = True) -> shard.Meters:
-        """The counters of all lives; a gauge, such as the length of a queue, is of the last one only."""
-        now = self.meters if gauges else [0 if shard.is_gauge(i) else m for i, m in enumerate(self.meters)]
-        return [old + new for old, new in zip(self.before, now, strict=True)] if self.before else list(now)
+    def total(self) -> shard.Meters:
+        """The counters of all lives."""
+        return _sum(self.before, self.meters)
+
+
+def _sum(one: shard.Meters, other: shard.Meters) -> shard.Meters:
+    return [left + right for left, right in zip(one, other, strict=True)] if one and other else one or other
 
 
 class Gather(Node):
@@ -80,6 +82,8 @@ class Gather(Node):
         self.gate: Gate | None = None
         self._requested = 0
         self._key = ""
+        self._packed: Any = None
+        """The request, packed once, where it has to travel."""
 
     def open(self, flow: Flow) -> None:
         """Put the shards beside their actors."""
@@ -88,6 +92,9 @@ class Gather(Node):
         plan = replace(self.plan, traced=flow.tracer is not None)
         if self.engine.remote:
             self._require_sendable()
+            request = Message(shard.pull, (self._key,), None, self.name)
+            self.engine.prepare(request)
+            self._packed = request.parcel
         replies = [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
         self.engine.wait(replies, count=len(replies))
         for port, reply in zip(self.ports, replies, strict=True):
@@ -121,24 +128,23 @@ class Gather(Node):
         future: Future[Any] = Future(self.engine, port.label, port.actor.name, self.flow.sink, (self, index))
         port.pending.append(future)
         self._requested += 1
-        self.engine.post(port.actor, Message(shard.pull, (self._key,), future, port.label))
+        message = Message(shard.pull, (self._key,), future, port.label)
+        message.parcel = self._packed
+        self.engine.post(port.actor, message)
 
     def arrived(self, future: Future[Any]) -> None:
         """A reply is there: take in every reply of that shard that is next in its order."""
         index = future.token[1]
         port = self.ports[index]
         while port.pending and port.pending[0].done:
-            head = port.pending.popleft()
+            head, before = port.pending.popleft(), port.meters
             self._requested -= 1
-            if isinstance(head.error, ActorDied):
-                self._lose(index, head.error)
-                continue
-            if isinstance(head.error, OperatorError):  # which operator it was, the shard knows best
-                raise head.error
             if head.error is not None:
-                raise OperatorError.of(head.error, self.plan.name, self.plan.location, port.actor.name)
-            kind, value, origin, life, meters, spans = head.value
-            port.report(life, meters)
+                self._fail(index, head.error)
+                continue
+            kind, value, origin, life, port.meters, spans = head.value
+            if life != port.life:
+                port.begin_life(life, before)
             if spans and self.flow is not None and self.flow.tracer is not None:
                 for name, start, end in spans:
                     self.flow.tracer.span(port.actor.name, name, start, end)
@@ -147,6 +153,16 @@ class Gather(Node):
                 self._shard_over()
             else:
                 self._take_in(index, (value, origin))
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        """A request came to an error."""
+        if isinstance(error, ActorDied):
+            self._lose(index, error)
+        elif isinstance(error, OperatorError):  # which operator it was, the shard knows best
+            raise error
+        else:
+            actor = self.ports[index].actor
+            raise OperatorError.of(error, self.plan.name, self.plan.location, actor.name)
 
     def _lose(self, index: int, died: ActorDied) -> None:
         """A shard's actor died with a request: ask the restarted one again, or go on without it."""
