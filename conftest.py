@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
 import threading
 import time
@@ -72,21 +73,23 @@ def _held() -> dict[object, str]:
         for pid in _read(children).split():
             command = _read(Path("/proc", pid, "cmdline")).replace("\0", " ").strip()
             held["process", pid] = f"process {pid} ({command or 'ended, but not waited for'})"
-    connections = _connections_of_ray()
     for number, target in _open_files("self").items():
-        if target not in connections:
+        if not (target.startswith("socket:") and _is_of_ray(int(number))):
             held["file descriptor", number, target] = f"file descriptor {number} ({target})"
     for segment in SEGMENTS.glob("*"):
         held[segment] = f"shared memory {segment}"
     return held
 
 
-def _connections_of_ray() -> set[str]:
-    """TCP connections, where Ray is running: it opens them when it likes and keeps them. Engines none."""
+def _is_of_ray(number: int) -> bool:
+    """Whether a socket is a TCP connection, where Ray runs: it keeps them as it likes. Engines have none."""
     if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
-        return set()
-    tables = [_read(Path("/proc/self/net", name)).splitlines()[1:] for name in ("tcp", "tcp6")]
-    return {f"socket:[{line.split()[9]}]" for table in tables for line in table}
+        return False
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            return connection.family in (socket.AF_INET, socket.AF_INET6)
+    except OSError:  # closed meanwhile
+        return True
 
 
 def _is_of_others(segment: Path) -> bool:

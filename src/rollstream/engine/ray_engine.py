@@ -75,6 +75,8 @@ from rollstream.engine.wire import (
 
 GRACE = 1.0
 """Seconds an actor has for the message in hand when the engine is closed in a hurry."""
+SHORT_GRACE = 0.1
+"""The same where the cluster ends with the engine, which takes Ray more than a second."""
 DIRECTLY = 0.005
 """Seconds for which a reply is waited for directly."""
 CELLS: Any = ray.remote(num_cpus=0, concurrency_groups={POST: 2})(RayCell)  # pyright: ignore[reportCallIssue]
@@ -90,7 +92,8 @@ class RayEngine(Engine):
 
     `spawn(..., resources={"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30, "arm": 1})` passes what an actor
     needs to Ray; names other than the first three are custom resources. Without them an actor counts for
-    nothing, so that many fit on few cores, and actors are spread over the machines.
+    nothing, so that many fit on few cores. Ray spreads actors over the machines; those that count for nothing
+    it spreads at random.
 
     Args:
         address: of a cluster, or `auto` for the one this machine belongs to.
@@ -393,7 +396,8 @@ class RayEngine(Engine):
     def _stop(self) -> None:
         try:
             hurried = self._hurried or not self.ledger.idle()
-            self._end_links(list(self._links), GRACE if hurried else None)
+            grace = SHORT_GRACE if _ours else GRACE
+            self._end_links(list(self._links), grace if hurried else None)
             self._cancel_tasks()
         finally:
             self._todo.put(None)
@@ -791,11 +795,9 @@ def _value_of(status: int, item: Any, sent: Sent) -> Parcel:
 
 def _options(terms: Terms) -> dict[str, Any]:
     """What Ray is told of an actor's needs."""
-    if not terms.resources:
-        return {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
     own = {name: value for name, value in terms.resources.items() if name in _OPTIONS}
     custom = {name: value for name, value in terms.resources.items() if name not in _OPTIONS}
-    return {"num_cpus": 0, **own, "resources": custom or None}
+    return {"num_cpus": 0, **own, "resources": custom or None, "scheduling_strategy": "SPREAD"}
 
 
 def _kill(link: Link) -> None:

@@ -11,7 +11,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.future import Deferred, Future, Inbox
@@ -113,6 +119,8 @@ class Link:
             return "was killed by Ray, since its machine ran out of memory"
         if (code := re.search(r"exit code (\d+)", text)) is not None:
             return f"ended with exit code {code[1]}"
+        if isinstance(self.cause, ActorUnavailableError):
+            return "died: it can no longer be reached"
         if "ray.kill" in text:
             return "was killed by ray.kill"
         if "worker process has died" in text or "connection error code" in text:
