@@ -35,6 +35,10 @@ _OWN = __name__.encode()
 """What is in pickled bytes that only an engine can open."""
 
 
+_QUICK = b"quick"
+"""How the bytes of a message begin that was packed without cloudpickle."""
+
+
 class Site(Protocol):
     """Where a parcel is opened: knows what the references and handles in it stand for there."""
 
@@ -93,6 +97,8 @@ def pack(value: Any, engine: Engine, store: Store) -> Parcel:
 def unpack(parcel: Parcel, site: Site) -> Any:
     """The value in a parcel."""
     if parcel.memory is None and _OWN not in parcel.data:
+        if parcel.data.startswith(_QUICK):
+            return _quickly_unpacked(parcel, site)
         return pickle.loads(parcel.data)
     views = parcel.memory.views() if parcel.memory is not None else ()
     return _Unpickler(parcel, site, views).load()
@@ -122,9 +128,7 @@ def futures_in(parcel: Parcel) -> list[Future[Any]]:
 def packed_message(engine: Engine, message: Message, store: Store) -> Parcel:
     """A message's operation and arguments; what cannot be pickled is named."""
     try:
-        if type(message.operation) is str and all(type(argument) in _PLAIN for argument in message.args):
-            return Parcel(pickle.dumps((message.operation, message.args), 5))
-        return pack((message.operation, message.args), engine, store)
+        return _quickly_packed(message, engine) or pack((message.operation, message.args), engine, store)
     except Exception as problem:
         for index, argument in enumerate(message.args):
             try:
@@ -133,6 +137,31 @@ def packed_message(engine: Engine, message: Message, store: Store) -> Parcel:
                 what = f"argument {index + 1} of {message.label}"
                 raise cannot_travel(argument, what, problem) from problem
         raise
+
+
+def _quickly_packed(message: Message, engine: Engine) -> Parcel | None:
+    """A parcel for a method with plain arguments and references, the usual case, without cloudpickle."""
+    if type(message.operation) is not str:
+        return None
+    args, holes, parts = list(message.args), [], []
+    for index, argument in enumerate(args):
+        if type(argument) in _PLAIN:
+            continue
+        if not isinstance(argument, ParcelRef) and getattr(argument, "engine", None) is not engine:
+            return None
+        if not isinstance(argument, (ParcelRef, Future)):
+            return None
+        holes.append(index)
+        parts.append(argument)
+        args[index] = None
+    return Parcel(_QUICK + pickle.dumps((message.operation, args, holes), 5), None, parts)
+
+
+def _quickly_unpacked(parcel: Parcel, site: Site) -> tuple[str, tuple[Any, ...]]:
+    operation, args, holes = pickle.loads(memoryview(parcel.data)[len(_QUICK) :])
+    for hole, part in zip(holes, parcel.parts, strict=True):
+        args[hole] = site.part(part)
+    return operation, tuple(args)
 
 
 def cannot_travel(value: Any, what: str, problem: Exception) -> EngineError:
