@@ -11,6 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ray
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -21,6 +22,7 @@ from ray.exceptions import (
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.future import Deferred, Future, Inbox
+from rollstream.engine.ray_cell import SLOTS
 from rollstream.engine.wire import Parcel
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class Link:
         """What the actor itself asked of others."""
         self.known: dict[bytes, Any] = {}
         """Messages the cell knows by number, and the methods that stand for them."""
+        self.slots: dict[bytes, int] = {}
         self.recent: deque[bytes] = deque(maxlen=8)
         self.since = 0.0
         """When the message it is at was begun."""
@@ -102,6 +105,21 @@ class Link:
         self.offset = 0.0
         """What to add to the actor's clock to have the driver's."""
         self.logs: list[str] = []
+
+    def know(self, body: bytes) -> int:
+        """Have a message known by number from now on, in place of the one known longest if need be."""
+        slot = len(self.known)
+        if slot == SLOTS:
+            slot = self.slots[oldest := next(iter(self.known))]
+            del self.known[oldest], self.slots[oldest]
+        self.known[body] = getattr(self.cell, f"repeat_{slot}")
+        self.slots[body] = slot
+        return slot
+
+    def kill(self) -> None:
+        """End the cell at once."""
+        with suppress(Exception):
+            ray.kill(self.cell)
 
     @property
     def over(self) -> bool:

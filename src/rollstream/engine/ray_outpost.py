@@ -50,6 +50,8 @@ VALUE, STORED, ERROR, DEFERRED, REFUSED = range(5)
 comes later; it was not handled."""
 LATE, POSTED, WAITING = "late", "posted", "waiting"
 """What an actor says besides: a deferred reply, a message to another actor, that it waits for replies."""
+NUMBER = struct.Struct("<I")
+"""How a record says which of the cell's messages has a deferred reply."""
 HEADER = struct.Struct("<BIdd")
 """How a record begins: what it says, how much the actor has said besides so far, when it began and ended."""
 
@@ -109,7 +111,7 @@ class Outpost(Engine):
             except EngineError as twice:
                 error = twice
             else:
-                return self._record(DEFERRED, b"", start, end), b""
+                return self._record(DEFERRED, NUMBER.pack(number), start, end), b""
         return self._reply(value, error, start, end)
 
     def run_task(self, body: Any, items: Sequence[Any]) -> tuple[Any, Any]:
@@ -132,6 +134,8 @@ class Outpost(Engine):
     def take_reply(self, number: int, failed: bool, body: Any, items: Sequence[Any]) -> None:
         """The reply to something this actor asked of another."""
         message = self._calls.pop(number)
+        if self.closed:
+            return  # whoever waited for it has been told
         parcel = parcel_from(body, items)
         if failed:
             self.ledger.settle(message, None, opened_error(parcel, self))
@@ -146,7 +150,8 @@ class Outpost(Engine):
     def end(self) -> list[Any]:
         """Let the instance go; errors that nobody has seen, and that of its `close`."""
         errors = []
-        self.ledger.close()
+        if not self.closed:
+            self.ledger.close()
         try:
             self.ledger.raise_failure()
         except BaseException as error:

@@ -1,0 +1,64 @@
+"""The connection of this process to Ray: one for all engines, as Ray has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import ray
+
+from rollstream.engine.errors import EngineError
+
+_connecting = threading.Lock()
+_users = 0
+_ours = False
+
+
+def connect(address: str | None, variables: dict[str, str]) -> None:
+    """Join Ray if this process has it; else connect to a cluster, or start one."""
+    global _users, _ours
+    if address is not None and address.startswith("ray://"):
+        raise EngineError(
+            f"address={address!r}: Ray's client does not carry actors' messages; run this program on a "
+            f"machine of the cluster and give address='auto'"
+        )
+    with _connecting:
+        if not ray.is_initialized():
+            _initialise(address, variables)
+            _ours = True
+        elif address not in (None, "auto", current := ray.get_runtime_context().gcs_address):
+            raise EngineError(f"address={address!r}: this process is connected to Ray at {current} already")
+        _users += 1
+
+
+def disconnect() -> None:
+    """Let Ray go with the last engine, if an engine brought it."""
+    global _users, _ours
+    with _connecting:
+        _users -= 1
+        if _users == 0 and _ours:
+            _ours = False
+            ray.shutdown()
+
+
+def ends_with_engines() -> bool:
+    """Whether Ray was brought by an engine, and goes with the last."""
+    return _ours
+
+
+def _initialise(address: str | None, variables: dict[str, str]) -> None:
+    own: dict[str, Any] = {} if address is not None else {"include_dashboard": False}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)  # a cluster started here passes them on to its workers
+    try:
+        ray.init(address=address or "local", log_to_driver=True, logging_level=logging.ERROR, **own)
+    except Exception as error:
+        raise EngineError(f"address={address!r}: cannot connect to Ray: {error}") from error
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
