@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import socket
 import sys
@@ -40,6 +41,26 @@ def pytest_sessionstart() -> None:
     """Start the one helper process of shared memory now: it lives on, and is no test's leak."""
     if sys.platform == "linux":
         resource_tracker.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One Ray for all tests, where it is installed: engines join it, and leave it running."""
+    if importlib.util.find_spec("ray") is None:
+        yield
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
+    ray = importlib.import_module("ray")
+    ray.init(
+        "local",
+        num_cpus=4,
+        resources={"arm": 2},
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -23,24 +23,7 @@ from rollstream.testing.engines import ENGINE_CHECKS
 ray = pytest.importorskip("ray")
 
 CRASHED = "died: its worker process was killed or crashed"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """One cluster for all: engines join it, and leave it running."""
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(
-        "local",
-        num_cpus=4,
-        resources={"arm": 2},
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.mark.parametrize("rule", ENGINE_CHECKS)
