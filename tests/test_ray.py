@@ -184,6 +184,16 @@ def test_resources_are_passed_on() -> None:
     wait_for(lambda: ray.available_resources()["CPU"] == 4)
 
 
+def test_resources_that_no_machine_has_are_warned_of() -> None:
+    with rs.engine("ray") as engine, pytest.warns(UserWarning, match=r"no machine .* has these"):  # noqa: PT031
+        interrupt = (threading.main_thread().ident, signal.SIGINT)
+        timer = threading.Timer(1.0, signal.pthread_kill, interrupt)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.spawn(Worker, resources={"num_cpus": 400})
+        timer.join()
+
+
 def wait_for(condition: Any) -> None:
     deadline = time.monotonic() + 20
     while not condition():
@@ -341,6 +351,13 @@ def test_a_task_that_waits_for_a_deferred_reply_runs_once_it_is_there() -> None:
         assert engine.ledger.idle()
         peer.send("answer", [1, 2])
         assert total.result() == 3
+
+
+def test_a_task_cannot_use_a_handle() -> None:
+    with rs.engine("ray") as engine:
+        [peer] = engine.spawn(Peer)
+        with pytest.raises(rs.EngineError, match="a task cannot use the handle Peer"):
+            engine.submit(str, peer).result()
 
 
 def test_a_task_that_dies_is_lost() -> None:

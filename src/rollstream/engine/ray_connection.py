@@ -49,13 +49,14 @@ def ends_with_engines() -> bool:
 
 
 def _initialise(address: str | None, variables: dict[str, str]) -> None:
-    own: dict[str, Any] = {} if address is not None else {"include_dashboard": False}
+    where = address or os.environ.get("RAY_ADDRESS") or "local"  # a job of a cluster is told where it runs
+    own: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # a cluster started here passes them on to its workers
     try:
-        ray.init(address=address or "local", log_to_driver=True, logging_level=logging.ERROR, **own)
+        ray.init(address=where, log_to_driver=True, logging_level=logging.ERROR, **own)
     except Exception as error:
-        raise EngineError(f"address={address!r}: cannot connect to Ray: {error}") from error
+        raise EngineError(f"address={where!r}: cannot connect to Ray: {error}") from error
     finally:
         for name, value in before.items():
             if value is None:

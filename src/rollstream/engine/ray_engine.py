@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -108,7 +109,7 @@ class RayEngine(RayHub):
 
     def wait(self, futures: Any, count: int = 1, timeout: float | None = None) -> Any:
         """As the base; for a single reply, this thread first asks Ray itself."""
-        if len(futures) == 1 and (fresh := self._fresh.pop(futures[0], None)) is not None:
+        if len(futures) == count == 1 and (fresh := self._fresh.pop(futures[0], None)) is not None:
             self._get(*fresh, timeout)
             if futures[0].done and not self.ledger.failures:
                 futures[0].read = True
@@ -193,6 +194,7 @@ class RayEngine(RayHub):
     # Starting ----------------------------------------------------------------------------------
 
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+        _warn_if_nowhere(terms)
         recipe = self._recipe(cells[0])  # the same for all
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         actors = [self._actor(cell, terms) for cell in cells]
@@ -200,8 +202,12 @@ class RayEngine(RayHub):
         try:
             for actor in actors:
                 link = actor.mailbox = Link(actor, recipe, _Answers(self, actor), started)
-                self._launch(link)
                 self._links.append(link)
+                try:
+                    self._launch(link)
+                except BaseException:
+                    self._links.remove(link)
+                    raise
                 links.append(link)
             errors = [error for error in [started.get() for _ in actors] if error is not None]
             if errors:
@@ -373,6 +379,21 @@ def _failure_in(futures: Iterable[Future[Any]]) -> BaseException | None:
             future.read = True
             return future.error
     return None
+
+
+def _warn_if_nowhere(terms: Terms) -> None:
+    """Say so if no machine has what an actor needs: Ray waits until one joins."""
+    if not terms.resources:
+        return
+    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
+    needs = {names.get(name, name): amount for name, amount in terms.resources.items() if amount > 0}
+    machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+    if not any(all(machine.get(name, 0) >= needs[name] for name in needs) for machine in machines):
+        warnings.warn(
+            f"resources={dict(terms.resources)}: no machine of the cluster has these, so Ray waits until one "
+            f"joins",
+            stacklevel=4,
+        )
 
 
 def _options(terms: Terms) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.base import Engine
 from rollstream.engine.errands import Errands
-from rollstream.engine.errors import ActorDied, EngineClosed, EngineError
+from rollstream.engine.errors import ActorDied, EngineClosed, EngineError, RemoteError
 from rollstream.engine.future import Deferred, Future
 from rollstream.engine.ray_link import BUILDING, DEATHS, Link, Sent
 from rollstream.engine.ray_outpost import (
@@ -44,6 +44,7 @@ DIRECTLY = 0.005
 """Seconds for which a reply is waited for directly."""
 FRESH = 0.02
 """Seconds after which Ray is told to tell of a call that nobody has asked for."""
+_OUTCOMES = {"restart": "restarted", "drop": "dropped", "raise": "raised"}
 
 
 class RayHub(Engine):
@@ -111,10 +112,10 @@ class RayHub(Engine):
         Who calls mostly waits right away: that thread asks for the record itself, for a moment. Of any other
         record, and of what nobody asks for, Ray tells.
         """
+        self._have_all_told()  # whoever called before has gone on to this
         if future is None or future.sink is not None or future.waiters:
             self._have_told(link, number, record)
             return
-        self._have_all_told()
         self._fresh[future] = (link, number, record)
         if self._fresh_until is None:
             self._fresh_until = time.monotonic() + FRESH
@@ -225,9 +226,7 @@ class RayHub(Engine):
     ) -> None:
         del self._fetching[number]
         if isinstance(body, BaseException):
-            outcome = {"restart": "restarted", "drop": "dropped", "raise": "raised"}[
-                link.actor.terms.on_failure
-            ]
+            outcome = _OUTCOMES[link.actor.terms.on_failure]
             text = f"the reply to {sent.message.label} was lost with the machine it lay on"
             link.actor.lost += 1
             self._finish(link, sent.message, None, ActorDied(link.actor.name, text, outcome), start, end)
@@ -237,7 +236,10 @@ class RayHub(Engine):
 
     def _error_from(self, item: Any) -> BaseException:
         parcel = parcel_from(item)
-        return opened_error(parcel.fetched() if isinstance(parcel, Stored) else parcel, self)
+        try:
+            return opened_error(parcel.fetched() if isinstance(parcel, Stored) else parcel, self)
+        except Exception as problem:
+            return RemoteError(f"there was an error that cannot be shown here: {problem!r}")
 
     # What actors have to say besides -----------------------------------------------------------
 
@@ -252,12 +254,10 @@ class RayHub(Engine):
             self._fade(link, frames)
             return
         for kind, *fields in frames:
-            if kind == LATE:
-                self._take_late(link, *fields)
-            elif kind == POSTED:
-                self._take_post(link, *fields)
-            elif kind == WAITING:
-                self._take_waiting(link, *fields)
+            try:
+                self._takes[kind](self, link, *fields)
+            except Exception as error:
+                self._broken(error)
             link.heard += 1
         self._listen(link)
         self._take_held(link)
@@ -311,6 +311,12 @@ class RayHub(Engine):
         if len(futures) == len(numbers):  # else one is on its way, and it does not wait for long
             self.ledger.block(link.actor, link.answers, futures)
 
+    _takes: ClassVar[Mapping[str, Callable[..., None]]] = {
+        LATE: _take_late,
+        POSTED: _take_post,
+        WAITING: _take_waiting,
+    }
+
     # Death -------------------------------------------------------------------------------------
 
     def _deadlines(self) -> list[tuple[Link, float]]:
@@ -326,10 +332,9 @@ class RayHub(Engine):
 
     def _look_for_hung(self) -> None:
         for link, end in self._deadlines():
-            if (
-                time.monotonic() >= end
-                and (sent := next(iter(list(link.pending.values())), None)) is not None
-            ):
+            pending = list(link.pending.values())
+            if time.monotonic() >= end and pending:
+                sent = pending[0]
                 link.verdict = f"hung: {sent.message.label} took longer than {link.actor.terms.deadline:g} s"
                 link.kill()
 

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError
 
-from rollstream.engine.errors import EngineError
+from rollstream.engine.errors import EngineClosed, EngineError
 from rollstream.engine.future import Future
 from rollstream.engine.wire import Opened, Parcel, ParcelRef, Site, parcel_of, unpack
 
@@ -46,6 +46,8 @@ class Stored(Parcel):
 
     def fetched(self) -> Parcel:
         """The parcel itself, read in place if it lies on this machine."""
+        if not ray.is_initialized():
+            raise EngineClosed("the engine was closed, and the value has gone with its cluster")
         try:
             parcel = parcel_from(ray.get(self.reference))
         except ObjectLostError as error:
