@@ -64,8 +64,10 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a process, a file descriptor or shared memory behind."""
+    if "ray" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
+        request.getfixturevalue("ray_cluster")  # is there before and after, and so no leak
     threads, before = _threads(), _held()
     yield
     deadline = time.monotonic() + PATIENCE

@@ -22,7 +22,7 @@ from rollstream.testing import ChaosEngine, Fail, Pause, ScriptedSource
 MakeEngine = Callable[[], rs.Engine]
 
 
-@pytest.fixture(params=["inline", "threads", "chaos", "processes"])
+@pytest.fixture(params=["inline", "threads", "chaos", "processes", "ray"])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     return lambda: ChaosEngine(7) if request.param == "chaos" else rs.engine(request.param)
 

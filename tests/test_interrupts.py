@@ -65,7 +65,7 @@ def plans(engine: rs.Engine, operator: Callable[[Any], Any]) -> dict[str, Callab
 SHAPES = ["shard", "rows", "driver", "filter", "combine", "prefetch", "split", "via"]
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "ray"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("interrupt", ["close", "break", "error", "ctrl-c"])
 def test_interrupted_anywhere(
@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_script_prints_its_own_traceback_only() -> None:
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "ray"])
 def test_an_error_while_others_are_running_ends_all(name: str) -> None:
     with pytest.raises(rs.OperatorError, match="ScriptedSource"), rs.engine(name) as engine:  # noqa: PT012
         scripts = [list(range(100)), [0, 1, Fail(RuntimeError("broken")), 3], list(range(100))]

@@ -20,7 +20,7 @@ Metrics = dict[str, Any]
 STEPS = 8
 
 
-@pytest.fixture(params=["inline", "threads", "chaos", "processes"])
+@pytest.fixture(params=["inline", "threads", "chaos", "processes", "ray"])
 def engine(request: pytest.FixtureRequest) -> Iterator[rs.Engine]:
     with ChaosEngine(3) if request.param == "chaos" else rs.engine(request.param) as opened:
         yield opened

@@ -21,7 +21,7 @@ def tree(first: int, name: str) -> Callable[[], Iterator[int]]:
     return inner
 
 
-@pytest.mark.parametrize("outer", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("outer", ["inline", "threads", "processes", "ray"])
 @pytest.mark.parametrize("inner", ["inline", "threads", "processes"])
 def test_trees_of_flows(outer: str, inner: str) -> None:
     with rs.engine(outer) as engine:
@@ -29,7 +29,7 @@ def test_trees_of_flows(outer: str, inner: str) -> None:
         assert list(plan) == [[10, 210, 410], [12, 212, 412]]
 
 
-@pytest.mark.parametrize("name", ["threads", "processes"])
+@pytest.mark.parametrize("name", ["threads", "processes", "ray"])
 def test_three_levels(name: str) -> None:
     def middle() -> Iterator[int]:
         with rs.engine(name) as engine:
@@ -42,7 +42,7 @@ def test_three_levels(name: str) -> None:
         assert list(plan) == [[221, 221], [225, 225]]
 
 
-@pytest.mark.parametrize("name", ["threads", "processes"])
+@pytest.mark.parametrize("name", ["threads", "processes", "ray"])
 def test_an_inner_flow_left_early_ends_with_its_parent(name: str) -> None:
     with rs.engine(name) as engine:
         plan = flow.from_factories(engine, [tree(0, name)]).gather_async()
@@ -50,7 +50,7 @@ def test_an_inner_flow_left_early_ends_with_its_parent(name: str) -> None:
     # the fixture that looks for leaked threads and processes does the rest
 
 
-@pytest.mark.parametrize("name", ["threads", "processes"])
+@pytest.mark.parametrize("name", ["threads", "processes", "ray"])
 def test_an_inner_error_names_both_operators(name: str) -> None:
     def inner() -> Iterator[int]:
         yield from flow.from_items([1, 0]).for_each(lambda x: 1 // x, name="divide")

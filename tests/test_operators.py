@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+import rollstream as rs
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.testing import check_operator
+from rollstream.testing import ScriptedSource, check_operator
 
 
 class RunningSum:
@@ -106,6 +107,15 @@ CASES: dict[str, tuple[Callable[[Iter[Any]], Iter[Any]], list[Any], list[Any]]] 
 def test_operator(case: str) -> None:
     operator, items, expected = CASES[case]
     check_operator(operator, items, expected)
+
+
+@pytest.mark.parametrize("name", ["processes", "ray"])
+def test_operators_over_actors_in_other_processes(name: str) -> None:
+    with rs.engine(name) as engine:
+        scripts = [items for _, items, _ in CASES.values()]
+        sources = engine.spawn(ScriptedSource, (scripts,), count=len(CASES))
+        for source, (operator, _, expected) in zip(sources, CASES.values(), strict=True):
+            assert list(operator(flow.from_actors(source, "next").gather_async(2))) == expected
 
 
 def test_check_operator_catches_a_wrong_result() -> None:

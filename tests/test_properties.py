@@ -22,6 +22,7 @@ from rollstream.testing import ChaosEngine, ScriptedSource
 # An item is [value, path]: values are unique and ascend within a shard, the path says which branches it took.
 Item = list[Any]
 SHARD = 1000
+REMOTE = ["processes", "ray"]
 
 
 @dataclass(frozen=True)
@@ -290,22 +291,24 @@ def test_random_graphs_on_real_threads(spec: Any) -> None:
         check_order(outputs)
 
 
+@pytest.mark.parametrize("name", REMOTE)
 @given(spec=streams(asynchronous=True))
 @settings(max_examples=8)
-def test_random_graphs_on_real_processes(spec: Any) -> None:
-    with rs.engine("processes") as engine:
+def test_random_graphs_in_other_processes(name: str, spec: Any) -> None:
+    with rs.engine(name) as engine:
         plan, expected = Build(engine).stream(spec)
         outputs = list(plan)
         assert Counter((value, path) for value, path in outputs) == expected
         check_order(outputs)
 
 
+@pytest.mark.parametrize("name", REMOTE)
 @given(spec=streams(asynchronous=False), stop=st.integers(0, 12))
 @settings(max_examples=8)
-def test_synchronous_plans_give_identical_outputs_in_processes(spec: Any, stop: int) -> None:
+def test_synchronous_plans_give_identical_outputs_in_other_processes(name: str, spec: Any, stop: int) -> None:
     results, states = [], []
-    for name in ("inline", "processes"):
-        with rs.engine(name) as engine:
+    for where in ("inline", name):
+        with rs.engine(where) as engine:
             plan, _ = Build(engine).stream(spec)
             outputs = [item for _, item in zip(range(stop), plan, strict=False)]
             states.append(json.loads(json.dumps(plan.state_dict())))

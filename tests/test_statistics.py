@@ -12,7 +12,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.testing import ScriptedSource
 
-ENGINES = ["inline", "threads", "processes"]
+ENGINES = ["inline", "threads", "processes", "ray"]
 
 
 def spin(seconds: float) -> None:

@@ -2,9 +2,9 @@
 
 A thread that only serves costs every reply two wake-ups, its own and that of the thread the reply is for:
 some 40 of 100 microseconds of a call. So a thread that waits for replies reads the sockets itself. But actors
-also talk to each other, die and print while the driver is busy with something else. A standby sees to that: it
-takes over when nobody has served for some milliseconds. It sleeps on a timer that whoever serves puts off now
-and then, which wakes nobody. (After one millisecond, it would get in the way of a driver that sends to many.)
+also talk to each other, die and print while the driver is busy with something else. A standby sees to that:
+it takes over when nobody has served for some milliseconds. It sleeps on a timer that whoever serves puts off
+now and then, which wakes nobody. (Any earlier, it would be in the way of a driver that sends to many.)
 """
 
 from __future__ import annotations
