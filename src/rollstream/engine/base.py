@@ -182,7 +182,10 @@ class Engine(ABC):
                 if self.closed:
                     self._require_hope([future.label for future in futures if not future.done])
                 left = None if end is None else max(0.0, end - time.monotonic())
-                if sink.wait(left) is None:
+                if sink.wait(left) is not None:
+                    if count == 1:
+                        break  # only what is waited for comes here
+                else:
                     if end is not None and (time.monotonic() >= end or self.hopeless()):
                         break
                     self._require_hope([future.label for future in futures if not future.done])

@@ -145,9 +145,12 @@ class Ledger:
     def unwatch(self, sink: Sink) -> None:
         """Undo `watch`."""
         with self._lock:
-            self._crowded.pop(sink, None)
-            if sink in self._watchers:
-                self._watchers.remove(sink)
+            self._unwatch(sink)
+
+    def _unwatch(self, sink: Sink) -> None:
+        self._crowded.pop(sink, None)
+        if sink in self._watchers:
+            self._watchers.remove(sink)
 
     def expect(
         self, futures: Sequence[Future[Any]], count: int, sink: Sink, blocked: Actor[Any] | None
@@ -186,11 +189,14 @@ class Ledger:
 
     def forget(self, futures: Sequence[Future[Any]], sink: Sink) -> None:
         """Undo `expect`."""
-        self.unwatch(sink)
         with self._lock:
+            self._unwatch(sink)
             self._blocked.pop(sink, None)
             for future in futures:
-                future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
+                if not future.done:
+                    future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
+                else:
+                    future.waiters = ()
 
     def _wake_if_idle(self, told: Sink | None = None) -> None:
         if self._idle():

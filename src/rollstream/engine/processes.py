@@ -118,6 +118,8 @@ class ProcessesEngine(Engine):
         self._numbers = count()
         self._lives = count()
         self._hurried = False
+        self._timed = False
+        """Whether some actor has a deadline."""
         self._starved: list[Sink] = []
         self._grown: dict[str, int] = {}
         self._pump: Pump | None = None
@@ -288,6 +290,7 @@ class ProcessesEngine(Engine):
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
         if self._pump is None:
             self._pump = Pump(self._time_left, self._tick, self._broken)
+        self._timed = self._timed or terms.deadline is not None
         recipe = self._recipe(cells[0])  # the same for all
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         actors = [self._actor(cell, terms) for cell in cells]
@@ -406,7 +409,7 @@ class ProcessesEngine(Engine):
         """After every turn."""
         while self._arena.retired:
             self._forget([self._arena.retired.popleft()])
-        for link, end in self._deadlines():
+        for link, end in self._deadlines() if self._timed else ():
             if time.monotonic() >= end:
                 message = next(iter(link.pending.values()))
                 link.verdict = f"hung: {message.label} took longer than {link.actor.terms.deadline:g} s"
@@ -588,6 +591,8 @@ class ProcessesEngine(Engine):
 
     def _time_left(self) -> float | None:
         """Seconds until the first actor counts as hung, if any can."""
+        if not self._timed:
+            return None
         ends = [end for _, end in self._deadlines()]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 

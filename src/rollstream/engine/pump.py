@@ -119,16 +119,14 @@ class Pump:
 
     def _once(self, timeout: float | None = None) -> None:
         """Wait for sockets, and do what is to be done."""
-        self._work([])
+        if self._todo:
+            self._work([])
         left = self._time_left()
         if left is not None:
             timeout = left if timeout is None else min(left, timeout)
         self._work(self.selector.select(timeout))
 
     def _work(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
-        if not events and not self._todo:
-            self._tick()
-            return
         _INTERRUPTS.hold_back()
         try:
             for key, mask in events:
@@ -266,12 +264,11 @@ class _Interrupts:
 
     def hold_back(self) -> None:
         """Something begins that has to be done as a whole."""
-        if _in_main_thread():
-            self._busy = True
+        self._busy = _in_main_thread()
 
     def let_through(self) -> None:
         """It is done."""
-        if _in_main_thread():
+        if self._busy:
             self._busy = False
             caught, self._caught = self._caught, None
             if caught is not None:
