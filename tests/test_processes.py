@@ -150,6 +150,12 @@ def test_what_is_large_does_not_go_over_the_socket(
     assert len(reply.reply.parcel.data) < 2000
 
 
+@pytest.mark.parametrize("text", ["rollstream.engine.wire", "quick", "array", ""])
+def test_any_text_travels(echo: rs.Actor[Echo], text: str) -> None:
+    assert echo.call("same", text).result() == text
+    assert echo.call("same", [text]).result() == [text]
+
+
 def test_large_plain_values_work_too(echo: rs.Actor[Echo]) -> None:
     text = os.urandom(3_000_000)
     assert echo.call("same", text).result() == text

@@ -182,13 +182,13 @@ class Engine(ABC):
                 if self.closed:
                     self._require_hope([future.label for future in futures if not future.done])
                 left = None if end is None else max(0.0, end - time.monotonic())
-                if sink.wait(left) is not None:
-                    if count == 1:
-                        break  # only what is waited for comes here
-                else:
-                    if end is not None and (time.monotonic() >= end or self.hopeless()):
+                if sink.wait(left) is not None:  # only what is waited for comes here
+                    if count == 1 or all(future.done for future in futures):
                         break
-                    self._require_hope([future.label for future in futures if not future.done])
+                    continue
+                if end is not None and (time.monotonic() >= end or self.hopeless()):
+                    break
+                self._require_hope([future.label for future in futures if not future.done])
         finally:
             self.ledger.forget(futures, sink)
         for future in futures:

@@ -6,10 +6,10 @@ only as descriptors of memory, so nothing large does. One thread, the pump, wait
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
-import threading
 import time
 import warnings
 from collections import deque
@@ -17,26 +17,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
 from typing import Any, ClassVar
 
 from rollstream.engine import worker as outpost
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, rebuild, resolve
-from rollstream.engine.base import Engine, EngineStatistics
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
+from rollstream.engine.base import EngineStatistics
 from rollstream.engine.channel import FORGET, Channel
-from rollstream.engine.errors import ActorDied, EngineClosed, EngineError
+from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
-from rollstream.engine.launch import Process, thread_variables
+from rollstream.engine.hub import GRACE, Hub, Link, Started
+from rollstream.engine.launch import Process
 from rollstream.engine.memory import Arena, Segment
 from rollstream.engine.pump import Pump, PumpSink
 from rollstream.engine.supervision import EventCallback, Terms
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import (
     Parcel,
-    ParcelRef,
     futures_in,
     opened_error,
-    opened_reply,
     pack,
     packed_error,
     packed_message,
@@ -45,49 +43,31 @@ from rollstream.engine.wire import (
 
 POOL = 64 << 20
 """Bytes of shared memory a process sends from, unless told otherwise; only what is used is taken."""
-GRACE = 1.0
-"""Seconds an actor has for the message in hand when the engine is closed in a hurry."""
-_BUILDING = -1
 
 
-class Link:
-    """The driver's side of one actor: its process, what was sent to it, and what it has not answered."""
+class ProcessLink(Link):
+    """The driver's side of one actor: its process, and what was sent there."""
 
-    def __init__(
-        self,
-        engine: ProcessesEngine,
-        actor: Actor[Any],
-        recipe: Parcel,
-        started: SimpleQueue[BaseException | None],
-    ):
-        self.actor = actor
-        self.recipe: Parcel | None = recipe
-        self.started: SimpleQueue[BaseException | None] | None = started
-        """Told when the first instance is built, or cannot be."""
-        self.lock = threading.Lock()
-        """For sending, which the driver's thread and the pump both do."""
+    def __init__(self, engine: ProcessesEngine, actor: Actor[Any], recipe: Parcel, started: Started):
+        super().__init__(engine, actor, recipe, started)
         self.process: Process
         self.channel: Channel
         self.arena = ""
-        self.down = True
-        """Whether there is no process to send to at the moment."""
         self.pending: dict[int, Message] = {}
-        self.waiting: deque[Message] = deque()
-        """Messages that carry replies still to come, and those behind them."""
-        self.unsent: deque[bytes] = deque()
         self.deferred: dict[int, Deferred[Any]] = {}
-        self.calls: dict[int, Future[Any]] = {}
-        """What the actor itself asked of others."""
-        self.answers = _Answers(engine, self)
-        self.since = 0.0
-        """When the message it is at was begun."""
-        self.verdict: str | None = None
-        """Why the driver killed it, if it did."""
-        self.stopping = False
-        self.ended = threading.Event()
+        self.unsent: deque[bytes] = deque()
+        """What its socket did not take."""
+
+    def first(self) -> Message | None:
+        """The message it is at."""
+        return next(iter(list(self.pending.values())), None)
+
+    def kill(self) -> None:
+        """End its process at once."""
+        self.process.kill()
 
 
-class ProcessesEngine(Engine):
+class ProcessesEngine(Hub):
     """For all cores of one machine.
 
     Args:
@@ -99,80 +79,48 @@ class ProcessesEngine(Engine):
     """
 
     name = "processes"
-    remote = True
 
     def __init__(
         self, *, pool_bytes: int = POOL, threads: int | None = None, on_event: EventCallback | None = None
     ):
-        super().__init__(on_event=on_event)
+        super().__init__(threads=threads, on_event=on_event)
         if pool_bytes < 1 << 16:
             raise EngineError(f"pool_bytes={pool_bytes}: give at least 65536")
-        if threads is not None and threads < 1:
-            raise EngineError(f"threads={threads}: an actor needs at least one")
         self.pool_bytes = pool_bytes
-        self.variables = thread_variables(threads)
         self._arena = Arena("driver", pool_bytes)
         self._maps: dict[str, Segment] = {}
-        self._links: list[Link] = []
         self._helpers: list[Actor[Any]] = []
         self._numbers = count()
         self._lives = count()
-        self._hurried = False
-        self._timed = False
-        """Whether some actor has a deadline."""
         self._starved: list[Sink] = []
         self._grown: dict[str, int] = {}
         self._pump: Pump | None = None
 
     # Verbs -------------------------------------------------------------------------------------
 
-    def put(self, value: Any) -> ParcelRef:
-        """Write a value into shared memory once; every reader sees the same bytes."""
-        self.require_open()
-        return ParcelRef(self, pack(value, self, self._store))
-
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run a stateless function on a helper: a process like any other, at most one a core."""
         self.require_open()
         return self._helper().ask(_task, function, *args, name=getattr(function, "__name__", repr(function)))
 
-    def restart(self, actor: Actor[Any]) -> Future[None]:
-        """Replace an actor's instance by a fresh one, in the same process."""
-        sticky = [ParcelRef(self, message.parcel) for message in actor.sticky.values()]
-        return actor.ask(rebuild, sticky, name="restart")
-
     def statistics(self) -> EngineStatistics:
-        """Also how often shared memory grew, and the environment of the actors."""
-        grown = sum(self._grown.values()) + self._arena.grown
-        return replace(super().statistics(), grown=grown, environment=dict(self.variables))
+        """Also how often shared memory grew."""
+        return replace(super().statistics(), grown=sum(self._grown.values()))
 
     def sink(self) -> Sink:
         """A sink whose owner serves the actors' sockets while it waits."""
         return QueueSink() if self._pump is None else PumpSink(self._pump)
 
-    def close(self, *, drain: bool = True) -> None:
-        """End every process. One that is in the middle of a message when it has to be quick is killed."""
-        self._hurried = not drain
-        super().close(drain=drain)
-
     # What travels ------------------------------------------------------------------------------
 
-    def part(self, part: Any) -> Any:
-        """A reference, opened when it is used."""
-        return part if isinstance(part, (ParcelRef, Future)) else ParcelRef(self, part)
+    def _pack(self, value: Any) -> Parcel:
+        return pack(value, self, self._store)
 
-    def handle(self, name: str, index: int, cls: type) -> Actor[Any]:  # noqa: ARG002
-        """The actor itself."""
-        return self.actors[name]
+    def _pack_message(self, message: Message) -> Parcel:
+        return packed_message(self, message, self._store)
 
-    def prepare(self, message: Message) -> None:
-        """Pack a message, unless it comes packed."""
-        if message.parcel is None:
-            message.parcel = packed_message(self, message, self._store)
-
-    def opened(self, future: Future[Any]) -> Any:
-        """Unpack a reply."""
-        return opened_reply(self, future)
+    def _pack_error(self, error: BaseException) -> Parcel:
+        return packed_error(error, self, self._store, "the driver")
 
     def _store(self, buffers: list[memoryview]) -> Any:
         """Copy buffers into the driver's pool. While that is full of what is on its way, wait."""
@@ -220,28 +168,7 @@ class ProcessesEngine(Engine):
 
     # Sending -----------------------------------------------------------------------------------
 
-    def _deliver(self, actor: Actor[Any], message: Message) -> None:
-        link: Link = actor.mailbox
-        futures = futures_in(message.parcel) if message.parcel.parts else []
-        with link.lock:
-            if actor.gone is None:
-                late = bool(futures) and self.ledger.follow(futures, _Release(self, actor))
-                if not late and not link.waiting and not link.down:
-                    self._transmit(link, message, futures)
-                    return
-                link.waiting.append(message)
-        if actor.gone is not None:
-            self._refuse_lost(actor, message, actor.gone)
-        else:
-            self._later(partial(self._send_waiting, actor))
-
-    def _transmit(self, link: Link, message: Message, futures: Iterable[Future[Any]] = ()) -> None:
-        """Write a message to its process; the lock is held. One that carries a failed reply fails itself."""
-        for future in futures:
-            if future.error is not None:
-                future.read = True
-                self._later(partial(self.ledger.settle, message, None, future.error))
-                return
+    def _transmit(self, link: ProcessLink, message: Message) -> None:
         number = next(self._numbers)
         first = not link.pending
         if first:
@@ -252,7 +179,14 @@ class ProcessesEngine(Engine):
         wrapped = link.channel.wrap(message.parcel)
         self._write(link, link.channel.frame(outpost.MESSAGE, number, wrapped))
 
-    def _write(self, link: Link, data: bytes) -> None:
+    def _reply(self, link: ProcessLink, number: int, parcel: Parcel, *, failed: bool) -> None:
+        with link.lock:
+            if not link.down:
+                wrapped = link.channel.wrap(parcel)
+                status = outpost.ERROR if failed else outpost.VALUE
+                self._write(link, link.channel.frame(outpost.REPLY, number, status, wrapped))
+
+    def _write(self, link: ProcessLink, data: bytes) -> None:
         """Send a frame without ever waiting; the lock is held. What does not fit is sent by the pump."""
         if not link.unsent:
             try:
@@ -267,19 +201,6 @@ class ProcessesEngine(Engine):
         link.unsent.append(data)
         self._later(partial(self._watch, link))
 
-    def _send_waiting(self, actor: Actor[Any]) -> None:
-        """Send what is no longer held back; what is does not run."""
-        link: Link = actor.mailbox
-        with link.lock:
-            if link.down:
-                return
-            while link.waiting:
-                futures = futures_in(link.waiting[0].parcel)
-                if not all(future.done for future in futures):
-                    break
-                self._transmit(link, link.waiting.popleft(), futures)
-            self.ledger.hold(actor, len(link.waiting))
-
     def _later(self, function: Callable[[], None]) -> None:
         """Have whoever serves the sockets do something."""
         assert self._pump is not None
@@ -290,44 +211,20 @@ class ProcessesEngine(Engine):
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
         if self._pump is None:
             self._pump = Pump(self._time_left, self._tick, self._broken)
-        self._timed = self._timed or terms.deadline is not None
-        recipe = self._recipe(cells[0])  # the same for all
-        started: SimpleQueue[BaseException | None] = SimpleQueue()
-        actors = [self._actor(cell, terms) for cell in cells]
-        links: list[Link] = []
         try:
-            for actor in actors:
-                link = actor.mailbox = Link(self, actor, recipe, started)
-                self._links.append(link)
-                try:
-                    self._launch(link)
-                except OSError as error:
-                    self._links.remove(link)
-                    raise EngineError(
-                        f"{actor.name} could not be started: {error}; an actor takes some memory and eight "
-                        f"file descriptors of the driver (see ulimit -n)"
-                    ) from error
-                links.append(link)
-            errors = [error for error in [started.get() for _ in actors] if error is not None]
-            if errors:
-                raise errors[0]
-        except BaseException as error:
-            self._end_links(links, GRACE if isinstance(error, Exception) else 0.0)
-            raise
-        return actors
+            return super()._start(cells, terms)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+                raise  # a constructor's own
+            raise EngineError(
+                f"an actor could not be started: {error}; each takes some memory and eight file descriptors "
+                f"of the driver (see ulimit -n)"
+            ) from error
 
-    def _recipe(self, cell: Cell) -> Parcel:
-        """What an instance is built from."""
-        named = Message(
-            "", (cell.cls, *cell.args, *cell.kwargs.values()), None, f"{cell.context.name}.__init__"
-        )
-        packed_message(self, named, lambda _: None)  # says what cannot travel
-        parcel = pack((cell.cls, cell.args, cell.kwargs), self, self._store)
-        for future in futures_in(parcel):
-            future.result()
-        return parcel
+    def _new_link(self, actor: Actor[Any], recipe: Parcel, started: Started) -> ProcessLink:
+        return ProcessLink(self, actor, recipe, started)
 
-    def _launch(self, link: Link, first: Iterable[Message] = ()) -> bool:
+    def _launch(self, link: ProcessLink, first: Iterable[Message] = ()) -> bool:
         """Start a process and have it build the instance; what is sent comes after that.
 
         False if the engine is being closed meanwhile.
@@ -350,7 +247,7 @@ class ProcessesEngine(Engine):
             wrapped = link.channel.wrap(link.recipe)
             self._write(link, link.channel.frame(outpost.BUILD, wrapped, about))
             for message in first:
-                self._transmit(link, message, futures_in(message.parcel))
+                self._send(link, message, futures_in(message.parcel))
             link.down = False
         self._later(partial(self._register, link))
         return True
@@ -374,34 +271,10 @@ class ProcessesEngine(Engine):
                 self._pump.close()
             self._arena.close()
             self._maps.clear()
-            for actor in self.actors.values():
-                actor.sticky.clear()  # handles outlive the engine, memory should not
-                actor.mailbox.recipe = None
+            self._forget_all()
 
-    def _end_links(self, links: list[Link], grace: float | None) -> None:
-        """Let processes end by themselves; after so many seconds, kill them."""
-        try:
-            for link in links:
-                with link.lock:
-                    link.stopping = True
-                    if not link.down:
-                        self._write(link, link.channel.frame(outpost.STOP))
-            end = None if grace is None else time.monotonic() + grace
-            for link in links:
-                if not link.ended.wait(None if end is None else max(0.0, end - time.monotonic())):
-                    link.process.kill()
-        except BaseException:
-            for link in links:
-                link.process.kill()
-            raise
-        finally:
-            for link in links:
-                link.ended.wait()
-
-    def _refuse(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            error = EngineClosed(f"{message.label}: the engine was closed before it ran")
-            self.ledger.settle(message, None, error if message.future is not None else None)
+    def _ask_to_end(self, link: ProcessLink) -> None:
+        self._write(link, link.channel.frame(outpost.STOP))
 
     # What follows is done by whoever serves the sockets ----------------------------------------
 
@@ -409,45 +282,37 @@ class ProcessesEngine(Engine):
         """After every turn."""
         while self._arena.retired:
             self._forget([self._arena.retired.popleft()])
-        for link, end in self._deadlines() if self._timed else ():
-            if time.monotonic() >= end:
-                message = next(iter(link.pending.values()))
-                link.verdict = f"hung: {message.label} took longer than {link.actor.terms.deadline:g} s"
-                link.process.kill()
+        self._kill_hung()
 
     def _broken(self, error: BaseException) -> None:
-        """Something went wrong in the engine itself: say so, and leave nobody waiting."""
-        error.add_note("raised in the engine's own thread: this is a defect of rollstream")
-        self.ledger.fail(error)
-        for link in self._links:
-            link.process.kill()
-            if link.started is not None:
-                link.started.put(error)
+        super()._broken(error)
+        for link in list(self._links):
+            link.kill()
 
     @property
     def _sockets(self) -> selectors.BaseSelector:
         assert self._pump is not None
         return self._pump.selector
 
-    def _register(self, link: Link) -> None:
+    def _register(self, link: ProcessLink) -> None:
         sock = link.channel.sock
         self._sockets.register(sock, selectors.EVENT_READ, partial(self._serve, link, sock))
         for which, stream in link.process.outputs.items():
             self._sockets.register(stream, selectors.EVENT_READ, partial(self._pass_on, link, which))
         self._watch(link)
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, link: ProcessLink) -> None:
         """Look out for room in a socket, or no longer."""
         if not link.down and link.channel.sock in self._sockets.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
             self._sockets.modify(link.channel.sock, events, partial(self._serve, link, link.channel.sock))
 
-    def _pass_on(self, link: Link, which: str, _: int) -> None:
+    def _pass_on(self, link: ProcessLink, which: str, _: int) -> None:
         stream = link.process.outputs[which]
         if not stream.closed and link.process.pass_on(which) == 0:
             self._sockets.unregister(stream)
 
-    def _serve(self, link: Link, sock: socket.socket, events: int) -> None:
+    def _serve(self, link: ProcessLink, sock: socket.socket, events: int) -> None:
         if sock.fileno() < 0:
             return  # it was closed while its turn came
         if events & selectors.EVENT_WRITE:
@@ -461,13 +326,13 @@ class ProcessesEngine(Engine):
         except OSError:
             alive = False
         for kind, fields in link.channel.frames():
-            self._takes[kind](self, link, *fields)
+            self._frames[kind](self, link, *fields)
         for sink in self._starved:
             sink.wake()
         if not alive:
-            self._bury(link)
+            self._end_of(link)
 
-    def _send_unsent(self, link: Link) -> None:
+    def _send_unsent(self, link: ProcessLink) -> None:
         with link.lock:
             while link.unsent:
                 data = link.unsent[0]
@@ -486,20 +351,12 @@ class ProcessesEngine(Engine):
 
     # Frames that come from actors --------------------------------------------------------------
 
-    def _take_built(self, link: Link, wrapped: Any) -> None:
+    def _frame_built(self, link: ProcessLink, wrapped: Any) -> None:
         error = None if wrapped is None else opened_error(link.channel.unwrap(wrapped), self)
-        if link.started is not None:
-            link.started.put(error)
-            link.started = None
-        elif error is not None:
-            link.verdict = f"could not be built again ({type(error).__name__}: {error})"
-            link.process.kill()
-        elif (message := link.pending.pop(_BUILDING, None)) is not None:
-            link.since = time.monotonic()
-            self.ledger.settle(message)
+        self._take_built(link, error)
 
-    def _take_done(
-        self, link: Link, number: int, status: int, wrapped: Any, start: float, end: float
+    def _frame_done(
+        self, link: ProcessLink, number: int, status: int, wrapped: Any, start: float, end: float
     ) -> None:
         message = link.pending.pop(number)
         link.since = time.monotonic()
@@ -512,152 +369,63 @@ class ProcessesEngine(Engine):
             value = link.channel.unwrap(wrapped)
         self._complete(link.actor, message, value, error, start, end)
 
-    def _take_late(self, link: Link, number: int, status: int, wrapped: Any) -> None:
+    def _frame_late(self, link: ProcessLink, number: int, status: int, wrapped: Any) -> None:
         deferred, parcel = link.deferred.pop(number), link.channel.unwrap(wrapped)
         if status == outpost.ERROR:
             deferred.reject(opened_error(parcel, self))
         else:
             deferred.resolve(parcel)
 
-    def _take_post(
-        self, link: Link, target: str, wrapped: Any, number: int | None, label: str, kind: str | None
-    ) -> None:
-        """An actor sends a message to another."""
-        message = Message("", (), None, label)
-        message.parcel = link.channel.unwrap(wrapped)
-        if number is not None:
-            message.future = link.calls[number] = Future(self, label, target, token=number)
-            message.future.waiters = (link.answers,)
-            message.future.read = True  # its sender has to see to it
-        try:
-            self.post(self.actors[target], message, kind)
-        except EngineError as error:  # the other is gone, or the engine is closed
-            self.ledger.settle(message, None, error)
-        if message.posted is not None:
-            message.posted = (link.actor.name, message.posted[1])
+    def _frame_post(self, link: ProcessLink, target: str, wrapped: Any, *about: Any) -> None:
+        self._take_post(link, target, link.channel.unwrap(wrapped), *about)
 
-    def _answer(self, link: Link, future: Future[Any]) -> None:
-        """Give an actor the reply to what it asked of another."""
-        number = future.token
-        if link.calls.pop(number, None) is not future:
-            return  # it has been restarted since
-        parcel, status = future.reply, outpost.VALUE
-        if future.error is not None:
-            parcel, status = packed_error(future.error, self, self._store, "the driver"), outpost.ERROR
-        with link.lock:
-            if not link.down:
-                wrapped = link.channel.wrap(parcel)
-                self._write(link, link.channel.frame(outpost.REPLY, number, status, wrapped))
-
-    def _take_waiting(self, link: Link, numbers: list[int]) -> None:
-        futures = [link.calls[number] for number in numbers if number in link.calls]
-        if len(futures) == len(numbers):  # else one is on its way, and it does not wait for long
-            self.ledger.block(link.actor, link.answers, futures)
-
-    def _take_grew(self, link: Link, times: int) -> None:
+    def _frame_grew(self, link: ProcessLink, times: int) -> None:
         self._note_growth(link.actor.name, times)
 
-    def _take_forget(self, link: Link, keys: list[str]) -> None:  # noqa: ARG002
+    def _frame_forget(self, link: ProcessLink, keys: list[str]) -> None:  # noqa: ARG002
         self._forget(keys)
 
-    def _take_ended(self, link: Link, errors: list[Any]) -> None:
+    def _frame_ended(self, link: ProcessLink, errors: list[Any]) -> None:
         link.stopping = True
         for wrapped in errors:
             self.ledger.fail(opened_error(link.channel.unwrap(wrapped), self))
 
-    _takes: ClassVar[Mapping[str, Callable[..., None]]] = {
-        outpost.BUILT: _take_built,
-        outpost.DONE: _take_done,
-        outpost.LATE: _take_late,
-        outpost.POST: _take_post,
-        outpost.WAITING: _take_waiting,
-        outpost.GREW: _take_grew,
-        outpost.ENDED: _take_ended,
-        FORGET: _take_forget,
+    _frames: ClassVar[Mapping[str, Callable[..., None]]] = {
+        outpost.BUILT: _frame_built,
+        outpost.DONE: _frame_done,
+        outpost.LATE: _frame_late,
+        outpost.POST: _frame_post,
+        outpost.WAITING: Hub._take_waiting,
+        outpost.GREW: _frame_grew,
+        outpost.ENDED: _frame_ended,
+        FORGET: _frame_forget,
     }
 
     # Death -------------------------------------------------------------------------------------
 
-    def _deadlines(self) -> list[tuple[Link, float]]:
-        return [
-            (link, link.since + deadline)
-            for link in self._links
-            if (deadline := link.actor.terms.deadline) is not None
-            and link.pending
-            and _BUILDING not in link.pending
-            and not link.down
-            and link.verdict is None
-        ]
-
     def _time_left(self) -> float | None:
         """Seconds until the first actor counts as hung, if any can."""
-        if not self._timed:
-            return None
-        ends = [end for _, end in self._deadlines()]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+        end = self._next_deadline()
+        return None if end is None else max(0.0, end - time.monotonic())
 
-    def _bury(self, link: Link) -> None:
+    def _end_of(self, link: ProcessLink) -> None:
         """A process has closed its socket: it has ended, or does so now."""
         self._sockets.unregister(link.channel.sock)
         for stream in link.process.outputs.values():
             if stream in self._sockets.get_map():
                 self._sockets.unregister(stream)
         if not link.stopping:
-            link.process.kill()
+            link.kill()
         reason = link.process.wait()
         with link.lock:
             link.down = True
-            building = link.pending.pop(_BUILDING, None)
             unhandled = list(link.pending.values())
             link.pending.clear()
             link.unsent.clear()
             link.deferred.clear()
-            link.calls.clear()
             link.channel.close()
         self._forget([key for key in self._maps if key.startswith(link.arena)])
-        if link.started is not None:
-            text = f"{link.actor.name} {reason} while it was built{link.process.last_words()}"
-            link.started.put(ActorDied(link.actor.name, text))
-            link.started = None
-        elif link.stopping or self.closed:
-            self._refuse(unhandled)
-        else:
-            replaced = self._replace(link, unhandled, link.verdict or reason)
-            if building is not None:
-                self.ledger.settle(building)
-            if replaced:
-                return
-        with link.lock:
-            unhandled, link.waiting = list(link.waiting), deque()
-        self.ledger.hold(link.actor, 0)
-        if link.actor.gone is not None:
-            for message in unhandled:
-                self._refuse_lost(link.actor, message, link.actor.gone)
-        else:
-            self._refuse(unhandled)
-        self._links.remove(link)
-        link.ended.set()
-
-    def _replace(self, link: Link, unhandled: list[Message], reason: str) -> bool:
-        """Meet the death of an actor as its terms say: whether it lives on in a new process."""
-        actor = link.actor
-        building = Message("", (), None, "")
-        self.ledger.post(building, actor)  # until it is built again, the engine is not idle
-        again = self._died(actor, unhandled, reason, link.process.last_words())
-        if again is None:
-            self.ledger.settle(building)
-            return False
-        again = [message for message in again if message not in link.waiting]
-        for message in again:
-            if not message.counted:
-                self.ledger.post(message, actor)
-        link.pending[_BUILDING] = building
-        if self._launch(link, again):
-            self._send_waiting(actor)
-            return True
-        link.pending.clear()
-        self._refuse([building, *again])
-        return False
+        self._bury(link, unhandled, link.verdict or reason, link.process.last_words())
 
     def _forget(self, keys: list[str]) -> None:
         """Let every process forget segments that are gone."""
@@ -667,29 +435,6 @@ class ProcessesEngine(Engine):
             with link.lock:
                 if not link.down and (frame := link.channel.forget(keys)) is not None:
                     self._write(link, frame)
-
-
-class _Release:
-    """Follows replies that a message carries: when one is there, what was held back is looked at again."""
-
-    def __init__(self, engine: ProcessesEngine, actor: Actor[Any]):
-        self._engine = engine
-        self._actor = actor
-
-    def put(self, _: Future[Any], /) -> None:
-        self._engine.ledger.release(self._actor)
-        self._engine._later(partial(self._engine._send_waiting, self._actor))
-
-
-class _Answers:
-    """Where the replies to one actor's questions come to, on their way to that actor."""
-
-    def __init__(self, engine: ProcessesEngine, link: Link):
-        self._engine = engine
-        self._link = link
-
-    def put(self, future: Future[Any], /) -> None:
-        self._engine._later(partial(self._engine._answer, self._link, future))
 
 
 def _nothing() -> None:

@@ -180,10 +180,11 @@ class PumpSink(QueueSink):
 
     def wait(self, timeout: float | None = None) -> Future[Any] | None:
         """Serve until there is a future; if another thread serves, it brings it."""
-        start = None if timeout is None else time.monotonic()
-        self._pump.serve(self._filled, timeout)
-        if start is not None and timeout is not None:
-            timeout = max(0.0, timeout - (time.monotonic() - start))
+        if self._queue.empty():
+            start = time.monotonic()
+            self._pump.serve(self._filled, timeout)
+            if timeout is not None:
+                timeout = max(0.0, timeout - (time.monotonic() - start))
         return super().wait(timeout)
 
     def _filled(self) -> bool:

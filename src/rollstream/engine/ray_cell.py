@@ -20,7 +20,7 @@ POST = "post"
 
 
 class RayCell:
-    """A Ray actor in which an instance lives. Everything of substance is in its `Outpost`.
+    """A Ray actor in which an instance lives. Everything of substance is in its `RayOutpost`.
 
     Messages are handled one by one, in the order sent. Their record, which is small, and their value, which
     may not be, are two objects, so that the driver can wait for the one and leave the other where it is.
@@ -29,9 +29,9 @@ class RayCell:
     def __init__(self, name: str, variables: Mapping[str, str], path: Sequence[str]):
         self._name = name
         _prepare(variables, path)
-        from rollstream.engine.ray_outpost import Outpost
+        from rollstream.engine.ray_outpost import RayOutpost
 
-        self._outpost = Outpost(name)
+        self._outpost = RayOutpost(name)
         self._slots: list[bytes] = [b""] * SLOTS
 
     def __repr__(self) -> str:
@@ -92,9 +92,9 @@ for _slot in range(SLOTS):  # an argument costs Ray a tenth of an empty call: be
 def run_task(variables: Mapping[str, str], path: Sequence[str], body: Any, *items: Any) -> tuple[Any, Any]:
     """Run a stateless function: its record and its value, as those of a message."""
     _prepare(variables, path)
-    from rollstream.engine.ray_outpost import Outpost
+    from rollstream.engine.ray_outpost import RayOutpost
 
-    return Outpost("task", sends=False).run_task(body, items)
+    return RayOutpost("task", sends=False).run_task(body, items)
 
 
 def _prepare(variables: Mapping[str, str], path: Sequence[str]) -> None:

@@ -11,11 +11,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from rollstream.engine.errors import ActorDied, EngineError
@@ -26,22 +24,19 @@ try:
 except ImportError as missing:
     raise EngineError("the ray engine needs Ray: pip install 'rollstream[ray]'") from missing
 
-from rollstream.engine.actor import Actor, Cell, Message, rebuild
-from rollstream.engine.base import EngineStatistics
-from rollstream.engine.future import Future, Sink
-from rollstream.engine.launch import thread_variables
+from rollstream.engine.actor import Actor, Cell, Message
+from rollstream.engine.future import Sink
+from rollstream.engine.hub import GRACE, Release, Started, failure_in
 from rollstream.engine.ray_cell import POST, RayCell, run_task
 from rollstream.engine.ray_connection import connect, disconnect, ends_with_engines
 from rollstream.engine.ray_hub import RayHub, first_line, read, value_of
-from rollstream.engine.ray_link import BUILDING, Link, Sent
+from rollstream.engine.ray_link import BUILDING, RayLink, Sent
 from rollstream.engine.ray_outpost import ERROR
-from rollstream.engine.ray_store import Buffers, RayRef, body_of, items_of, opened_once, stowed
+from rollstream.engine.ray_store import Buffers, body_of, items_of, stowed
 from rollstream.engine.supervision import EventCallback, Terms
 from rollstream.engine.threads import QueueSink
-from rollstream.engine.wire import Parcel, futures_in, pack, packed_message
+from rollstream.engine.wire import Parcel, futures_in, pack, packed_error, packed_message
 
-GRACE = 1.0
-"""Seconds an actor has for the message in hand when the engine is closed in a hurry."""
 SHORT_GRACE = 0.1
 """The same where the cluster ends with the engine, which takes Ray more than a second."""
 KNOWABLE = 1024
@@ -76,31 +71,13 @@ class RayEngine(RayHub):
         threads: int | None = None,
         on_event: EventCallback | None = None,
     ):
-        super().__init__(on_event=on_event)
-        if threads is not None and threads < 1:
-            raise EngineError(f"threads={threads}: an actor needs at least one")
-        self.variables = thread_variables(threads)
+        super().__init__(threads=threads, on_event=on_event)
         self._tasks: dict[int, Sent] = {}
-        self._hurried = False
         self._path = [os.path.abspath(entry) for entry in sys.path]
         connect(address, self.variables)
         self._errands.start()
 
     # Verbs -------------------------------------------------------------------------------------
-
-    def put(self, value: Any) -> RayRef:
-        """Store a value once: a large one is one object of Ray's, however many read it."""
-        self.require_open()
-        return RayRef(self, stowed(pack(value, self, Buffers)))
-
-    def restart(self, actor: Actor[Any]) -> Future[None]:
-        """Replace an actor's instance by a fresh one, in the same process."""
-        sticky = [RayRef(self, message.parcel) for message in actor.sticky.values()]
-        return actor.ask(rebuild, sticky, name="restart")
-
-    def statistics(self) -> EngineStatistics:
-        """Also the environment of the actors."""
-        return replace(super().statistics(), environment=dict(self.variables))
 
     def sink(self) -> Sink:
         """A sink that threads of Ray fill."""
@@ -116,46 +93,20 @@ class RayEngine(RayHub):
                 return list(futures), []
         return super().wait(futures, count, timeout)
 
-    def close(self, *, drain: bool = True) -> None:
-        """End every actor. One that is in the middle of a message when it has to be quick is killed."""
-        self._hurried = not drain
-        super().close(drain=drain)
-
     # What travels ------------------------------------------------------------------------------
 
-    def prepare(self, message: Message) -> None:
-        """Pack a message, unless it comes packed."""
-        if message.parcel is None:
-            message.parcel = stowed(packed_message(self, message, Buffers))
+    def _pack(self, value: Any) -> Parcel:
+        return stowed(pack(value, self, Buffers))
 
-    def opened(self, future: Future[Any]) -> Any:
-        """Unpack a reply."""
-        return opened_once(self, future)
+    def _pack_message(self, message: Message) -> Parcel:
+        return stowed(packed_message(self, message, Buffers))
+
+    def _pack_error(self, error: BaseException) -> Parcel:
+        return stowed(packed_error(error, self, Buffers, "the driver"))
 
     # Sending -----------------------------------------------------------------------------------
 
-    def _deliver(self, actor: Actor[Any], message: Message) -> None:
-        link: Link = actor.mailbox
-        futures = futures_in(message.parcel) if message.parcel.parts else []
-        with link.lock:
-            if actor.gone is None:
-                late = bool(futures) and self.ledger.follow(
-                    futures, _Release(self, actor, partial(self._send_waiting, actor))
-                )
-                if not late and not link.waiting and not link.down:
-                    self._transmit(link, message, futures)
-                    return
-                link.waiting.append(message)
-        if actor.gone is not None:
-            self._refuse_lost(actor, message, actor.gone)
-        else:
-            self._errands.later(partial(self._send_waiting, actor))
-
-    def _transmit(self, link: Link, message: Message, futures: Iterable[Future[Any]] = ()) -> None:
-        """Have Ray carry a message; the lock is held. One that carries a failed reply fails itself."""
-        if (error := _failure_in(futures)) is not None:
-            self._errands.later(partial(self.ledger.settle, message, None, error))
-            return
+    def _transmit(self, link: RayLink, message: Message) -> None:
         record, value = self._submit(link, message.parcel)
         number = link.sent
         link.sent += 1
@@ -166,7 +117,7 @@ class RayEngine(RayHub):
         link.pending[number] = Sent(message, record, value)
         self._expect(link, number, record, message.future)
 
-    def _submit(self, link: Link, parcel: Parcel) -> Any:
+    def _submit(self, link: RayLink, parcel: Parcel) -> Any:
         """Call the cell. A message that comes again and again is sent by number, which spares an argument."""
         body = body_of(parcel)
         if type(body) is not bytes or len(body) > KNOWABLE or parcel.parts:
@@ -178,64 +129,23 @@ class RayEngine(RayHub):
         link.recent.append(body)
         return link.cell.handle.remote(body)
 
-    def _send_waiting(self, actor: Actor[Any]) -> None:
-        """Send what is no longer held back; what is does not run."""
-        link: Link = actor.mailbox
-        with link.lock:
-            if link.down:
-                return
-            while link.waiting:
-                futures = futures_in(link.waiting[0].parcel)
-                if not all(future.done for future in futures):
-                    break
-                self._transmit(link, link.waiting.popleft(), futures)
-            self.ledger.hold(actor, len(link.waiting))
-
     # Starting ----------------------------------------------------------------------------------
 
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
         _warn_if_nowhere(terms)
-        recipe = self._recipe(cells[0])  # the same for all
-        started: SimpleQueue[BaseException | None] = SimpleQueue()
-        actors = [self._actor(cell, terms) for cell in cells]
-        links: list[Link] = []
-        try:
-            for actor in actors:
-                link = actor.mailbox = Link(actor, recipe, _Answers(self, actor), started)
-                self._links.append(link)
-                try:
-                    self._launch(link)
-                except BaseException:
-                    self._links.remove(link)
-                    raise
-                links.append(link)
-            errors = [error for error in [started.get() for _ in actors] if error is not None]
-            if errors:
-                raise errors[0]
-        except BaseException as error:
-            self._end_links(links, GRACE if isinstance(error, Exception) else 0.0)
-            raise
-        return actors
+        return super()._start(cells, terms)
 
-    def _recipe(self, cell: Cell) -> Parcel:
-        """What an instance is built from."""
-        named = Message(
-            "", (cell.cls, *cell.args, *cell.kwargs.values()), None, f"{cell.context.name}.__init__"
-        )
-        packed_message(self, named, Buffers)  # says what cannot travel
-        parcel = stowed(pack((cell.cls, cell.args, cell.kwargs), self, Buffers))
-        for future in futures_in(parcel):
-            future.result()
-        return parcel
+    def _new_link(self, actor: Actor[Any], recipe: Parcel, started: Started) -> RayLink:
+        return RayLink(self, actor, recipe, started)
 
-    def _launch(self, link: Link, first: Iterable[Message] = ()) -> bool:
+    def _launch(self, link: RayLink, first: Iterable[Message] = ()) -> bool:
         """Start a cell and have it build the instance; what is sent comes after that.
 
         False if the engine is being closed meanwhile.
         """
         actor, context = link.actor, link.actor.cell.context
         with link.lock:
-            if link.stopping:
+            if link.stopping or link.recipe is None:
                 return False
             options = _options(actor.terms)
             cell = CELLS.options(**options).remote(context.name, self.variables, self._path)
@@ -243,10 +153,10 @@ class RayEngine(RayHub):
             about = (context.name, context.index, context.count, actor.restarts)
             built = cell.build.remote(about, body_of(link.recipe), *items_of(link.recipe))
             link.pending[BUILDING] = Sent(Message("", (), None, ""), built, None)
-            built._on_completed(lambda record: self._errands.later(partial(self._take_built, link, record)))
+            built._on_completed(lambda record: self._errands.later(partial(self._record_built, link, record)))
             self._listen(link)
             for message in first:
-                self._transmit(link, message, futures_in(message.parcel))
+                self._send(link, message, futures_in(message.parcel))
             link.down = False
         return True
 
@@ -265,10 +175,10 @@ class RayEngine(RayHub):
         futures = futures_in(message.parcel)
         holder: Any = _Holder(f"task {number}")
         if futures and self.ledger.follow(
-            futures, _Release(self, holder, partial(self._submit_task, number, message))
+            futures, Release(self, holder, partial(self._submit_task, number, message))
         ):
             self.ledger.hold(holder, 1)
-        elif (error := _failure_in(futures)) is not None:
+        elif (error := failure_in(futures)) is not None:
             self.ledger.settle(message, None, error)
         elif message.counted and number not in self._tasks:
             body, items = body_of(message.parcel), items_of(message.parcel)
@@ -299,37 +209,16 @@ class RayEngine(RayHub):
             self._cancel_tasks()
         finally:
             self._errands.close()
+            self._forget_all()
             disconnect()
 
-    def _end_links(self, links: list[Link], grace: float | None) -> None:
-        """Let actors end by themselves; after so many seconds, kill them."""
-        try:
-            for link in links:
-                self._end_link(link)
-            end = None if grace is None else time.monotonic() + grace
-            for link in links:
-                if not link.ended.wait(None if end is None else max(0.0, end - time.monotonic())):
-                    link.kill()
-        except BaseException:
-            for link in links:
-                link.kill()
-            raise
-        finally:
-            for link in links:
-                link.ended.wait(GRACE)
-
-    def _end_link(self, link: Link) -> None:
-        with link.lock:
-            link.stopping = True
-            if link.down:
-                link.kill()
-                return
-            if link.pending:
-                link.cell.stop.remote()
-            ended = link.cell.end.remote()
+    def _ask_to_end(self, link: RayLink) -> None:
+        if link.pending:
+            link.cell.stop.remote()
+        ended = link.cell.end.remote()
         ended._on_completed(lambda errors: self._errands.later(partial(self._take_end, link, ended, errors)))
 
-    def _take_end(self, link: Link, _: Any, errors: Any) -> None:
+    def _take_end(self, link: RayLink, _: Any, errors: Any) -> None:
         for item in errors if isinstance(errors, list) else ():
             self.ledger.fail(self._error_from(item))
         link.kill()
@@ -342,43 +231,11 @@ class RayEngine(RayHub):
                 self._refuse([sent.message])
 
 
-class _Release:
-    """Follows replies that a message carries: when one is there, what was held back is looked at again."""
-
-    def __init__(self, engine: RayEngine, actor: Any, look: Callable[[], None]):
-        self._engine = engine
-        self._actor = actor
-        self._look = look
-
-    def put(self, _: Future[Any], /) -> None:
-        self._engine.ledger.release(self._actor)
-        self._engine._errands.later(self._look)
-
-
-class _Answers:
-    """Where the replies to one actor's questions come to, on their way to that actor."""
-
-    def __init__(self, engine: RayEngine, actor: Actor[Any]):
-        self._engine = engine
-        self._actor = actor
-
-    def put(self, future: Future[Any], /) -> None:
-        self._engine._errands.later(partial(self._engine._answer, self._actor, future))
-
-
 class _Holder:
     """A task that waits, as the books see it."""
 
     def __init__(self, name: str):
         self.name = name
-
-
-def _failure_in(futures: Iterable[Future[Any]]) -> BaseException | None:
-    for future in futures:
-        if future.error is not None:
-            future.read = True
-            return future.error
-    return None
 
 
 def _warn_if_nowhere(terms: Terms) -> None:

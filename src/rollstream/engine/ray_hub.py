@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -18,12 +17,12 @@ from typing import Any, ClassVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from rollstream.engine.actor import Actor, Message
-from rollstream.engine.base import Engine
+from rollstream.engine.actor import Message
 from rollstream.engine.errands import Errands
-from rollstream.engine.errors import ActorDied, EngineClosed, EngineError, RemoteError
+from rollstream.engine.errors import ActorDied, RemoteError
 from rollstream.engine.future import Deferred, Future
-from rollstream.engine.ray_link import BUILDING, DEATHS, Link, Sent
+from rollstream.engine.hub import Hub
+from rollstream.engine.ray_link import BUILDING, DEATHS, RayLink, Sent
 from rollstream.engine.ray_outpost import (
     DEFERRED,
     ERROR,
@@ -36,9 +35,9 @@ from rollstream.engine.ray_outpost import (
     VALUE,
     WAITING,
 )
-from rollstream.engine.ray_store import Buffers, RayRef, Stored, body_of, items_of, parcel_from, stowed
+from rollstream.engine.ray_store import Stored, body_of, items_of, parcel_from
 from rollstream.engine.supervision import EventCallback
-from rollstream.engine.wire import Parcel, ParcelRef, opened_error, packed_error
+from rollstream.engine.wire import Parcel, opened_error
 
 DIRECTLY = 0.005
 """Seconds for which a reply is waited for directly."""
@@ -47,66 +46,39 @@ FRESH = 0.02
 _OUTCOMES = {"restart": "restarted", "drop": "dropped", "raise": "raised"}
 
 
-class RayHub(Engine):
+class RayHub(Hub):
     """The receiving half of the ray engine."""
 
     name = "ray"
-    remote = True
+    mourning = 1.0
 
-    def __init__(self, *, on_event: EventCallback | None = None):
-        super().__init__(on_event=on_event)
-        self._links: list[Link] = []
+    def __init__(self, *, threads: int | None = None, on_event: EventCallback | None = None):
+        super().__init__(threads=threads, on_event=on_event)
         self._fetching: dict[int, Any] = {}
         self._numbers = count()
-        self._fresh: dict[Future[Any], tuple[Link, int, Any]] = {}
+        self._fresh: dict[Future[Any], tuple[RayLink, int, Any]] = {}
         """Calls nobody has asked for yet, of which Ray has not been told to tell."""
         self._fresh_until: float | None = None
         self._errands = Errands("rollstream ray", self._due, self._tick, self._broken)
 
-    @abstractmethod
-    def _launch(self, link: Link, first: Iterable[Message] = ()) -> bool:
-        """Start a cell, have it build its instance, and send it these messages."""
-
-    @abstractmethod
-    def _send_waiting(self, actor: Actor[Any]) -> None:
-        """Send what is no longer held back."""
-
-    # What travels ------------------------------------------------------------------------------
-
-    def part(self, part: Any) -> Any:
-        """A reference, opened when it is used."""
-        return part if isinstance(part, (ParcelRef, Future)) else RayRef(self, part)
-
-    def handle(self, name: str, index: int, cls: type) -> Actor[Any]:  # noqa: ARG002
-        """The actor itself."""
-        return self.actors[name]
+    def _later(self, function: Callable[[], None]) -> None:
+        self._errands.later(function)
 
     # Clock -------------------------------------------------------------------------------------
 
     def _due(self) -> float | None:
-        ends = [end for _, end in self._deadlines()]
-        if self._fresh_until is not None:
-            ends.append(self._fresh_until)
+        ends = [end for end in (self._next_deadline(), self._fresh_until) if end is not None]
         return min(ends, default=None)
 
     def _tick(self) -> None:
         if self._fresh_until is not None and time.monotonic() >= self._fresh_until:
             self._fresh_until = None
             self._have_all_told()
-        self._look_for_hung()
-
-    def _broken(self, error: BaseException) -> None:
-        error.add_note("raised in the engine's own thread: this is a defect of rollstream")
-        self.ledger.fail(error)
-
-    def _refuse(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            error = EngineClosed(f"{message.label}: the engine was closed before it ran")
-            self.ledger.settle(message, None, error if message.future is not None else None)
+        self._kill_hung()
 
     # Calls: being told costs Ray a tenth of an empty one ----------------------------------------
 
-    def _expect(self, link: Link, number: int, record: Any, future: Future[Any] | None) -> None:
+    def _expect(self, link: RayLink, number: int, record: Any, future: Future[Any] | None) -> None:
         """See to it that a record is dealt with when it comes.
 
         Who calls mostly waits right away: that thread asks for the record itself, for a moment. Of any other
@@ -121,7 +93,7 @@ class RayHub(Engine):
             self._fresh_until = time.monotonic() + FRESH
             self._errands.look()
 
-    def _have_told(self, link: Link, number: int, record: Any) -> None:
+    def _have_told(self, link: RayLink, number: int, record: Any) -> None:
         record._on_completed(partial(self._completed, link, number))
 
     def _have_all_told(self) -> None:
@@ -129,7 +101,7 @@ class RayHub(Engine):
             with suppress(KeyError):  # somebody asks for it now
                 self._have_told(*self._fresh.popitem()[1])
 
-    def _get(self, link: Link, number: int, record: Any, timeout: float | None) -> None:
+    def _get(self, link: RayLink, number: int, record: Any, timeout: float | None) -> None:
         """Wait for a record in this thread, for a moment."""
         try:
             came = ray.get(record, timeout=DIRECTLY if timeout is None else min(timeout, DIRECTLY))
@@ -142,7 +114,7 @@ class RayHub(Engine):
 
     # Records -----------------------------------------------------------------------------------
 
-    def _completed(self, link: Link, number: int, record: Any) -> None:
+    def _completed(self, link: RayLink, number: int, record: Any) -> None:
         """A record has come. The usual case is dealt with at once, any other in the engine's thread."""
         if type(record) is bytes and record[0] == VALUE:
             _, said, start, end = HEADER.unpack_from(record)
@@ -155,13 +127,19 @@ class RayHub(Engine):
         self._errands.later(partial(self._take_record, link, number, record))
 
     def _finish(
-        self, link: Link, message: Message, value: Any, error: BaseException | None, start: float, end: float
+        self,
+        link: RayLink,
+        message: Message,
+        value: Any,
+        error: BaseException | None,
+        start: float,
+        end: float,
     ) -> None:
         link.since = time.monotonic()
         with link.counting:
             self._complete(link.actor, message, value, error, start + link.offset, end + link.offset)
 
-    def _take_built(self, link: Link, record: Any) -> None:
+    def _record_built(self, link: RayLink, record: Any) -> None:
         link.pending.pop(BUILDING)
         if isinstance(record, BaseException):
             self._fade(link, record)
@@ -169,20 +147,10 @@ class RayHub(Engine):
         item, _, host, logs, clock = record
         link.note_process(host, logs)
         link.offset = clock - (time.time() - time.perf_counter())
-        error = None if item is None else self._error_from(item)
-        if link.started is not None:
-            link.started.put(error)
-            link.started = None
-        elif error is not None:
-            link.verdict = f"could not be built again ({type(error).__name__}: {error})"
-            link.kill()
-        link.since = time.monotonic()
-        if error is None and (message := link.building) is not None:
-            link.building = None
-            self.ledger.settle(message)
+        self._take_built(link, None if item is None else self._error_from(item))
         self._bury_if_over(link)
 
-    def _take_record(self, link: Link, number: int, record: Any) -> None:
+    def _take_record(self, link: RayLink, number: int, record: Any) -> None:
         if number not in link.pending:
             return
         if isinstance(record, BaseException):
@@ -211,7 +179,7 @@ class RayHub(Engine):
             self._finish(link, sent.message, value_of(status, item, sent), None, start, end)
         self._bury_if_over(link)
 
-    def _fetch(self, link: Link, sent: Sent, item: Any, start: float, end: float) -> None:
+    def _fetch(self, link: RayLink, sent: Sent, item: Any, start: float, end: float) -> None:
         """A flow will want the value: have it brought here before the flow is told."""
         number = next(self._numbers)
         self._fetching[number] = sent.value
@@ -222,7 +190,7 @@ class RayHub(Engine):
         sent.value._on_completed(arrived)
 
     def _take_value(
-        self, link: Link, sent: Sent, body: Any, item: Any, start: float, end: float, number: int
+        self, link: RayLink, sent: Sent, body: Any, item: Any, start: float, end: float, number: int
     ) -> None:
         del self._fetching[number]
         if isinstance(body, BaseException):
@@ -237,37 +205,37 @@ class RayHub(Engine):
     def _error_from(self, item: Any) -> BaseException:
         parcel = parcel_from(item)
         try:
-            return opened_error(parcel.fetched() if isinstance(parcel, Stored) else parcel, self)
+            return opened_error(parcel, self)
         except Exception as problem:
             return RemoteError(f"there was an error that cannot be shown here: {problem!r}")
 
     # What actors have to say besides -----------------------------------------------------------
 
-    def _listen(self, link: Link) -> None:
+    def _listen(self, link: RayLink) -> None:
         """Ask a cell for what it has to say next."""
         link.take = link.cell.take.remote()
         link.take._on_completed(lambda frames: self._errands.later(partial(self._take_frames, link, frames)))
 
-    def _take_frames(self, link: Link, frames: Any) -> None:
+    def _take_frames(self, link: RayLink, frames: Any) -> None:
         if isinstance(frames, BaseException):
             link.take = None
             self._fade(link, frames)
             return
         for kind, *fields in frames:
             try:
-                self._takes[kind](self, link, *fields)
+                self._frames[kind](self, link, *fields)
             except Exception as error:
                 self._broken(error)
             link.heard += 1
         self._listen(link)
         self._take_held(link)
 
-    def _take_held(self, link: Link) -> None:
+    def _take_held(self, link: RayLink) -> None:
         held, link.held = link.held, []
         for _, number, record in held:
             self._take_record(link, number, record)
 
-    def _take_late(self, link: Link, number: int, failed: bool, item: Any) -> None:
+    def _take_late(self, link: RayLink, number: int, failed: bool, item: Any) -> None:
         deferred = link.deferred.pop(number, None)
         if deferred is None:
             link.early[number] = (failed, item)
@@ -276,69 +244,21 @@ class RayHub(Engine):
         else:
             deferred.resolve(parcel_from(item))
 
-    def _take_post(
-        self, link: Link, target: str, item: Any, number: int | None, label: str, kind: str | None
-    ) -> None:
-        """An actor sends a message to another."""
-        message = Message("", (), None, label)
-        message.parcel = parcel_from(item)
-        if number is not None:
-            message.future = link.calls[number] = Future(self, label, target, token=number)
-            message.future.waiters = (link.answers,)
-            message.future.read = True  # its sender has to see to it
-        try:
-            self.post(self.actors[target], message, kind)
-        except EngineError as error:  # the other is gone, or the engine is closed
-            self.ledger.settle(message, None, error)
-        if message.posted is not None:
-            message.posted = (link.actor.name, message.posted[1])
+    def _frame_post(self, link: RayLink, target: str, item: Any, *about: Any) -> None:
+        self._take_post(link, target, parcel_from(item), *about)
 
-    def _answer(self, actor: Actor[Any], future: Future[Any]) -> None:
-        """Give an actor the reply to what it asked of another."""
-        link: Link = actor.mailbox
-        number = future.token
-        if link.calls.pop(number, None) is not future:
-            return  # it has been restarted since
-        parcel = future.reply
-        if future.error is not None:
-            parcel = stowed(packed_error(future.error, self, Buffers, "the driver"))
-        elif not isinstance(parcel, Parcel):
-            parcel = parcel.parcel
-        link.cell.reply.remote(number, future.error is not None, body_of(parcel), *items_of(parcel))
+    def _reply(self, link: RayLink, number: int, parcel: Parcel, *, failed: bool) -> None:
+        link.cell.reply.remote(number, failed, body_of(parcel), *items_of(parcel))
 
-    def _take_waiting(self, link: Link, numbers: list[int]) -> None:
-        futures = [link.calls[number] for number in numbers if number in link.calls]
-        if len(futures) == len(numbers):  # else one is on its way, and it does not wait for long
-            self.ledger.block(link.actor, link.answers, futures)
-
-    _takes: ClassVar[Mapping[str, Callable[..., None]]] = {
+    _frames: ClassVar[Mapping[str, Callable[..., None]]] = {
         LATE: _take_late,
-        POSTED: _take_post,
-        WAITING: _take_waiting,
+        POSTED: _frame_post,
+        WAITING: Hub._take_waiting,
     }
 
     # Death -------------------------------------------------------------------------------------
 
-    def _deadlines(self) -> list[tuple[Link, float]]:
-        return [
-            (link, link.since + deadline)
-            for link in self._links
-            if (deadline := link.actor.terms.deadline) is not None
-            and link.pending
-            and BUILDING not in link.pending
-            and not link.down
-            and link.verdict is None
-        ]
-
-    def _look_for_hung(self) -> None:
-        for link, end in self._deadlines():
-            pending = list(link.pending.values())
-            if time.monotonic() >= end and pending:
-                sent = pending[0]
-                link.verdict = f"hung: {sent.message.label} took longer than {link.actor.terms.deadline:g} s"
-                link.kill()
-
-    def _lose(self, link: Link, number: int, error: BaseException) -> None:
+    def _lose(self, link: RayLink, number: int, error: BaseException) -> None:
         """Ray could not carry out a message: mostly because the actor is dead."""
         sent = link.pending.pop(number)
         if isinstance(error, DEATHS) and not isinstance(error, RayTaskError):
@@ -355,7 +275,7 @@ class RayHub(Engine):
             self.ledger.settle(sent.message, None, died if sent.message.future is not None else None)
         self._bury_if_over(link)
 
-    def _fade(self, link: Link, error: BaseException) -> None:
+    def _fade(self, link: RayLink, error: BaseException) -> None:
         """An actor is dead: wait until what was sent to it has been accounted for."""
         if not link.dying:
             with link.lock:
@@ -365,62 +285,15 @@ class RayHub(Engine):
             self._have_all_told()
         self._bury_if_over(link)
 
-    def _bury_if_over(self, link: Link) -> None:
+    def _bury_if_over(self, link: RayLink) -> None:
         if link.dying and link.take is None and link.held:
             link.heard = sys.maxsize  # what it still had to say died with it
             self._take_held(link)
         elif link.over and not link.ended.is_set():
-            self._bury(link)
-
-    def _bury(self, link: Link) -> None:
-        link.dying = False
-        unhandled = [link.unhandled[number] for number in sorted(link.unhandled)]
-        building, link.building = link.building, None
-        link.deferred.clear()
-        link.calls.clear()
-        if link.started is not None:
-            text = f"{link.actor.name} {link.reason()} while it was built{link.last_words()}"
-            link.started.put(ActorDied(link.actor.name, text))
-            link.started = None
-        elif link.stopping or self.closed:
-            self._refuse(unhandled)
-        else:
-            replaced = self._replace(link, unhandled)
-            if building is not None:
-                self.ledger.settle(building)
-            if replaced:
-                return
-        with link.lock:
-            unhandled = list(link.waiting)
-            link.waiting.clear()
-        self.ledger.hold(link.actor, 0)
-        if link.actor.gone is not None:
-            for message in unhandled:
-                self._refuse_lost(link.actor, message, link.actor.gone)
-        else:
-            self._refuse(unhandled)
-        self._links.remove(link)
-        link.ended.set()
-
-    def _replace(self, link: Link, unhandled: list[Message]) -> bool:
-        """Meet the death of an actor as its terms say: whether it lives on in a new cell."""
-        actor = link.actor
-        building = Message("", (), None, "")
-        self.ledger.post(building, actor)  # until it is built again, the engine is not idle
-        again = self._died(actor, unhandled, link.reason(), link.last_words())
-        if again is None:
-            self.ledger.settle(building)
-            return False
-        again = [message for message in again if message not in link.waiting]
-        for message in again:
-            if not message.counted:
-                self.ledger.post(message, actor)
-        if self._launch(link, again):
-            link.building = building
-            self._send_waiting(actor)
-            return True
-        self._refuse([building, *again])
-        return False
+            link.dying = False
+            link.deferred.clear()
+            unhandled = [link.unhandled[number] for number in sorted(link.unhandled)]
+            self._bury(link, unhandled, link.reason(), link.last_words())
 
 
 def read(record: Any) -> tuple[int, int, float, float, Any]:

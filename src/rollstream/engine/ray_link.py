@@ -8,7 +8,6 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
@@ -21,7 +20,8 @@ from ray.exceptions import (
 )
 
 from rollstream.engine.actor import Actor, Message
-from rollstream.engine.future import Deferred, Future, Inbox
+from rollstream.engine.future import Deferred
+from rollstream.engine.hub import Hub, Link, Started
 from rollstream.engine.ray_cell import SLOTS
 from rollstream.engine.wire import Parcel
 
@@ -43,34 +43,18 @@ class Sent(NamedTuple):
     value: Any
 
 
-class Link:
+class RayLink(Link):
     """The driver's side of one actor: its cell, what was sent to it, and what it has not answered.
 
-    Numbers count the messages sent to one cell; the cell counts along, so they need not travel.
+    Numbers count the messages sent to one cell; the cell counts along, so they need not travel. Ray's own
+    threads never take the lock, since Ray may wait while it is held.
     """
 
-    def __init__(
-        self, actor: Actor[Any], recipe: Parcel, answers: Inbox, started: SimpleQueue[BaseException | None]
-    ):
-        self.actor = actor
-        self.recipe = recipe
-        self.answers = answers
-        """Where the replies to what the actor asked of others come to."""
-        self.started: SimpleQueue[BaseException | None] | None = started
-        """Told when the first instance is built, or cannot be."""
-        self.lock = threading.Lock()
-        """For sending. Ray's own threads never take it, since Ray may wait while it is held."""
+    def __init__(self, engine: Hub, actor: Actor[Any], recipe: Parcel, started: Started):
+        super().__init__(engine, actor, recipe, started)
         self.counting = threading.Lock()
         """For the actor's counters."""
         self.cell: ActorHandle[Any]
-        self.down = True
-        """Whether there is no cell to send to at the moment."""
-        self.waiting: deque[Message] = deque()
-        """Messages that carry replies still to come, and those behind them."""
-        self.building: Message | None = None
-        """Stands in the books while a dead actor is built again."""
-        self.stopping = False
-        self.ended = threading.Event()
         self.restarted(None)
 
     def restarted(self, cell: Any) -> None:
@@ -90,16 +74,11 @@ class Link:
         self.deferred: dict[int, Deferred[Any]] = {}
         self.early: dict[int, tuple[bool, Any]] = {}
         """Deferred replies that came before the record that announces them."""
-        self.calls: dict[int, Future[Any]] = {}
-        """What the actor itself asked of others."""
         self.known: dict[bytes, Any] = {}
         """Messages the cell knows by number, and the methods that stand for them."""
         self.slots: dict[bytes, int] = {}
         self.recent: deque[bytes] = deque(maxlen=8)
-        self.since = 0.0
-        """When the message it is at was begun."""
-        self.verdict: str | None = None
-        """Why the driver killed it, if it did."""
+        self.verdict = None
         self.cause: BaseException | None = None
         """What Ray says of its death."""
         self.offset = 0.0
@@ -115,6 +94,10 @@ class Link:
         self.known[body] = getattr(self.cell, f"repeat_{slot}")
         self.slots[body] = slot
         return slot
+
+    def first(self) -> Message | None:
+        """The message it is at."""
+        return next((sent.message for number, sent in list(self.pending.items()) if number != BUILDING), None)
 
     def kill(self) -> None:
         """End the cell at once."""

@@ -5,44 +5,35 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
 from ray._private.worker import global_worker
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, perform, resolve
-from rollstream.engine.base import Engine
-from rollstream.engine.errors import EngineError, ReentryError
+from rollstream.engine.actor import Actor, Message, perform, resolve
+from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
+from rollstream.engine.outpost import Outpost
 from rollstream.engine.ray_store import (
     Buffers,
-    RayRef,
     body_of,
     is_large,
     item_of,
     items_of,
-    opened_once,
     parcel_from,
     stowed,
-    unpacked,
 )
-from rollstream.engine.supervision import Terms
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import (
     Parcel,
-    ParcelRef,
     cannot_travel,
-    futures_in,
-    opened_error,
     pack,
     packed_error,
     packed_message,
+    unpack,
 )
 
 VALUE, STORED, ERROR, DEFERRED, REFUSED = range(5)
@@ -56,26 +47,18 @@ HEADER = struct.Struct("<BIdd")
 """How a record begins: what it says, how much the actor has said besides so far, when it began and ended."""
 
 
-class Outpost(Engine):
+class RayOutpost(Outpost):
     """What an actor's process knows of its engine: handles work here, and their messages go by the driver."""
 
     name = "ray"
-    remote = True
-    catches = BaseException
 
     def __init__(self, name: str, *, sends: bool = True):
-        super().__init__()
-        self._name = name
+        super().__init__(name)
         self._sends = sends
-        self._cell: Cell | None = None
         self._handled = 0
         self._said = 0
         self._saying = threading.Lock()
         self._outbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
-        self._calls: dict[int, Message] = {}
-        self._numbers = count()
-        self._stopping = False
-        self._awaited: Sequence[Future[Any]] = ()
 
     # What the driver asks for ------------------------------------------------------------------
 
@@ -83,10 +66,7 @@ class Outpost(Engine):
         """Make the instance: an error or none, and what the driver should know of this process."""
         error = None
         try:
-            cls, args, kwargs = self._opened(body, items)
-            cell = Cell(cls, args, kwargs, ActorContext(*about))
-            cell.build()
-            self._cell = cell
+            self._build(self._opened(body, items), about)
         except BaseException as problem:
             error = self._error_item(problem)
         worker = global_worker
@@ -133,14 +113,7 @@ class Outpost(Engine):
 
     def take_reply(self, number: int, failed: bool, body: Any, items: Sequence[Any]) -> None:
         """The reply to something this actor asked of another."""
-        message = self._calls.pop(number)
-        if self.closed:
-            return  # whoever waited for it has been told
-        parcel = parcel_from(body, items)
-        if failed:
-            self.ledger.settle(message, None, opened_error(parcel, self))
-        else:
-            self.ledger.settle(message, parcel)
+        self._take_reply(number, parcel_from(body, items), failed=failed)
 
     def stop(self) -> None:
         """Refuse what has not begun; whoever waits for a reply is told that none will come."""
@@ -149,23 +122,7 @@ class Outpost(Engine):
 
     def end(self) -> list[Any]:
         """Let the instance go; errors that nobody has seen, and that of its `close`."""
-        errors = []
-        if not self.closed:
-            self.ledger.close()
-        try:
-            self.ledger.raise_failure()
-        except BaseException as error:
-            errors.append(error)
-        if self._cell is not None:
-            try:
-                self._cell.end()
-            except BaseException as error:
-                error.add_note(f"raised by {self._name}.close")
-                errors.append(error)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        return [self._error_item(error) for error in errors]
+        return [self._error_item(error) for error in self._end()]
 
     # Records -----------------------------------------------------------------------------------
 
@@ -191,19 +148,22 @@ class Outpost(Engine):
     def _late(self, value: Any, error: BaseException | None) -> tuple[bool, Any]:
         if error is None:
             try:
-                return False, item_of(self._packed(value))
+                return False, item_of(self._pack(value))
             except Exception as problem:
                 error = cannot_travel(value, "the result", problem)
         return True, self._error_item(error)
 
-    def _packed(self, value: Any) -> Parcel:
+    def _pack(self, value: Any) -> Parcel:
         return stowed(pack(value, self, Buffers))
+
+    def _pack_message(self, message: Message) -> Parcel:
+        return stowed(packed_message(self, message, Buffers))
 
     def _error_item(self, error: BaseException) -> Any:
         return item_of(stowed(packed_error(error, self, Buffers, f"{self._name}, process {os.getpid()}")))
 
     def _opened(self, body: Any, items: Sequence[Any]) -> Any:
-        return unpacked(parcel_from(body, items), self)
+        return unpack(parcel_from(body, items), self)
 
     def _say(self, *frame: Any) -> None:
         with self._saying:
@@ -212,92 +172,23 @@ class Outpost(Engine):
 
     # Handles in this process -------------------------------------------------------------------
 
-    def part(self, part: Any) -> Any:
-        """A reference, opened when it is used."""
-        return part if isinstance(part, (ParcelRef, Future)) else RayRef(self, part)
-
     def handle(self, name: str, index: int, cls: type) -> Actor[Any]:
         """A handle whose messages go by way of the driver."""
         if not self._sends:
             raise EngineError(f"a task cannot use the handle {name}: give it to an actor instead")
-        return Actor(self, Cell(cls, (), {}, ActorContext(name, index, 0)))
-
-    def put(self, value: Any) -> RayRef:
-        """Store a value once; it lives as long as this actor does."""
-        self.require_open()
-        return RayRef(self, self._packed(value))
-
-    def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
-        """Send a message by way of the driver; nothing large in it goes there."""
-        self.require_open()
-        self.prepare(message)
-        number = None
-        if message.future is not None:
-            number = next(self._numbers)
-            self._calls[number] = message
-            self.ledger.post(message)
-        self._say(POSTED, actor.name, item_of(message.parcel), number, message.label, kind)
-
-    def prepare(self, message: Message) -> None:
-        """Pack the message; replies it carries are waited for."""
-        message.parcel = stowed(packed_message(self, message, Buffers))
-        for future in futures_in(message.parcel):
-            future.result()
-
-    def opened(self, future: Future[Any]) -> Any:
-        """Unpack a reply."""
-        return opened_once(self, future)
-
-    def restart(self, actor: Actor[Any]) -> Future[None]:
-        """Refused: what is sticky is known to the driver."""
-        raise EngineError(f"{actor.name} can be restarted by the driver only")
-
-    def spawn(self, cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """Refused: actors are spawned by the driver, or on an engine of one's own."""
-        raise EngineError(f"{self._name} cannot spawn actors on the engine it lives on; open one here")
-
-    def submit(self, function: Any, *args: Any) -> Any:  # noqa: ARG002
-        """Refused, as `spawn`."""
-        raise EngineError(f"{self._name} cannot submit tasks to the engine it lives on; open one here")
-
-    # Waiting -----------------------------------------------------------------------------------
-
-    def sender(self) -> str:
-        """This actor."""
-        return self._name
+        return super().handle(name, index, cls)
 
     def sink(self) -> Sink:
         """A sink that tells the driver before it waits."""
         return _AnnouncedSink(self)
 
-    def wait(self, futures: Any, count: int = 1, timeout: float | None = None) -> Any:
-        """As the base; the driver is told, since an actor that waits does not run."""
-        for future in futures:
-            if not future.done and future.receiver == self._name:
-                raise ReentryError(
-                    f"{self._name} waits for {future.label}, which only {self._name} itself could handle"
-                )
-        self._awaited = futures if timeout is None else ()
-        try:
-            return super().wait(futures, count, timeout)
-        finally:
-            self._awaited = ()
+    def _say_post(
+        self, target: str, parcel: Parcel, number: int | None, label: str, kind: str | None
+    ) -> None:
+        self._say(POSTED, target, item_of(parcel), number, label, kind)
 
-    def announce(self) -> None:
-        """Tell the driver that this actor waits for replies, and does not run meanwhile."""
-        awaited = {id(future) for future in self._awaited if not future.done}
-        numbers = [number for number, message in list(self._calls.items()) if id(message.future) in awaited]
-        if numbers:
-            self._say(WAITING, numbers)
-
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
-        raise NotImplementedError
-
-    def _deliver(self, actor: Actor[Any], message: Message) -> None:
-        raise NotImplementedError
-
-    def _stop(self) -> None:
-        raise NotImplementedError
+    def _say_waiting(self, numbers: list[int]) -> None:
+        self._say(WAITING, numbers)
 
 
 class _AnnouncedSink(QueueSink):
@@ -305,7 +196,7 @@ class _AnnouncedSink(QueueSink):
 
     __slots__ = ("_outpost",)
 
-    def __init__(self, outpost: Outpost):
+    def __init__(self, outpost: RayOutpost):
         super().__init__()
         self._outpost = outpost
 

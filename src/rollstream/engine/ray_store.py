@@ -15,8 +15,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from rollstream.engine.errors import EngineClosed, EngineError
-from rollstream.engine.future import Future
-from rollstream.engine.wire import Opened, Parcel, ParcelRef, Site, parcel_of, unpack
+from rollstream.engine.wire import Parcel, parcel_of
 
 INLINE = 1 << 16
 """Bytes up to which a parcel is part of the message that carries it; Ray itself draws the line near here."""
@@ -56,31 +55,6 @@ class Stored(Parcel):
             ) from error
         parcel.parts = self.parts
         return parcel
-
-
-class RayRef(ParcelRef):
-    """A value stored once; opened where and when it is asked for."""
-
-    __slots__ = ()
-
-    def get(self) -> Any:
-        """The value. Arrays in it are read-only: every reader shares their memory."""
-        if not self._opened:
-            self._value = unpacked(self.parcel, self._site)
-            self._opened = True
-        return self._value
-
-
-def unpacked(parcel: Parcel, site: Site) -> Any:
-    """The value in a parcel, wherever that lies."""
-    return unpack(parcel.fetched() if isinstance(parcel, Stored) else parcel, site)
-
-
-def opened_once(site: Site, future: Future[Any]) -> Any:
-    """The value of a reply."""
-    if isinstance(future.reply, Parcel):
-        future.reply = Opened(future.reply, unpacked(future.reply, site))
-    return future.reply.value if isinstance(future.reply, Opened) else future.reply
 
 
 def is_large(parcel: Parcel) -> bool:

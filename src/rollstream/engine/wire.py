@@ -35,8 +35,8 @@ _OWN = __name__.encode()
 """What is in pickled bytes that only an engine can open."""
 
 
-_QUICK = b"quick"
-"""How the bytes of a message begin that was packed without cloudpickle."""
+_QUICK, _ARRAY = b"quick", b"array"
+"""How the bytes of usual messages and of single large arrays begin, which are packed without cloudpickle."""
 
 
 class Site(Protocol):
@@ -65,6 +65,10 @@ class Parcel:
         self.memory = memory
         self.parts = parts
 
+    def fetched(self) -> Parcel:
+        """The parcel with its bytes here, for those that lie elsewhere."""
+        return self
+
 
 class ParcelRef(Ref[Any]):
     """A value stored once, as a parcel; opened where and when it is asked for."""
@@ -86,8 +90,12 @@ class ParcelRef(Ref[Any]):
 
 def pack(value: Any, engine: Engine, store: Store) -> Parcel:
     """Make a parcel of a value; `store` puts its large buffers where the receiver can read them."""
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return Parcel(pickle.dumps(value, 5))
+    if kind is np.ndarray and value.nbytes >= LARGE and _is_simple(value):
+        about = pickle.dumps((value.dtype.str, value.shape), 5)
+        return Parcel(_ARRAY + about, store([value.reshape(-1).view(np.uint8).data]))
     file, buffers = io.BytesIO(), []
     pickler = _Pickler(file, engine, buffers)
     pickler.dump(value)
@@ -96,11 +104,16 @@ def pack(value: Any, engine: Engine, store: Store) -> Parcel:
 
 def unpack(parcel: Parcel, site: Site) -> Any:
     """The value in a parcel."""
-    if parcel.memory is None and _OWN not in parcel.data:
-        if parcel.data.startswith(_QUICK):
-            return _quickly_unpacked(parcel, site)
-        return pickle.loads(parcel.data)
-    views = parcel.memory.views() if parcel.memory is not None else ()
+    parcel = parcel.fetched()
+    data, memory = parcel.data, parcel.memory
+    if data.startswith(_QUICK):
+        return _quickly_unpacked(parcel, site)
+    if memory is None and _OWN not in data:
+        return pickle.loads(data)
+    views = memory.views() if memory is not None else []
+    if data.startswith(_ARRAY):
+        dtype, shape = pickle.loads(memoryview(data)[len(_ARRAY) :])
+        return _array(views[0], dtype, shape, "C")
     return _Unpickler(parcel, site, views).load()
 
 
@@ -302,9 +315,13 @@ def _load_class(data: bytes) -> type:
     return pickle.loads(data)
 
 
+def _is_simple(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "biufc" and array.flags.c_contiguous
+
+
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     dtype, flags = array.dtype, array.flags
-    if dtype.kind in "biufc" and flags.c_contiguous:
+    if _is_simple(array):
         return _array, (pickle.PickleBuffer(cast(Any, array)), dtype.str, array.shape, "C")
     if dtype.hasobject:
         return NotImplemented

@@ -13,56 +13,34 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, perform
-from rollstream.engine.base import Engine
+from rollstream.engine.actor import Message, perform
 from rollstream.engine.channel import Channel
-from rollstream.engine.errors import EngineError, ReentryError
+from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.memory import Arena
-from rollstream.engine.supervision import Terms
-from rollstream.engine.wire import (
-    Parcel,
-    ParcelRef,
-    cannot_travel,
-    futures_in,
-    opened_error,
-    opened_reply,
-    pack,
-    packed_error,
-    packed_message,
-    unpack,
-)
+from rollstream.engine.outpost import Outpost
+from rollstream.engine.wire import Parcel, cannot_travel, pack, packed_error, packed_message, unpack
 
 BUILD, MESSAGE, REPLY, STOP = "build", "message", "reply", "stop"
 BUILT, DONE, LATE, POST, WAITING, GREW, ENDED = "built", "done", "late", "post", "waiting", "grew", "ended"
 VALUE, ERROR, DEFERRED = 0, 1, 2
 
 
-class Outpost(Engine):
-    """What an actor's process knows of its engine: handles work here, and their messages go by the driver."""
+class ProcessOutpost(Outpost):
+    """The only thread that counts in an actor's process."""
 
     name = "processes"
-    remote = True
-    catches = BaseException
 
     def __init__(self, name: str, arena: str, channel: Channel, pool: int):
-        super().__init__()
-        self._name = name
+        super().__init__(name)
         self._channel = channel
         self._arena = Arena(arena, pool)
         self._writing = threading.Lock()
         self._thread = threading.get_ident()
         self._mailbox: deque[tuple[Any, ...]] = deque()
-        self._calls: dict[int, Message] = {}
-        self._numbers = count()
-        self._cell: Cell | None = None
-        self._stopping = False
         self._grown = 0
-        self._awaited: Sequence[Future[Any]] = ()
 
     # The loop ----------------------------------------------------------------------------------
 
@@ -76,7 +54,7 @@ class Outpost(Engine):
             if self._stopping:
                 break
             self._handle_next(*self._mailbox.popleft())
-        self._end_all()
+        self._send(ENDED, [self._wrapped_error(error) for error in self._end()])
 
     def read(self, timeout: float | None = None) -> None:
         """Read the socket until something has come, or for so many seconds."""
@@ -93,7 +71,8 @@ class Outpost(Engine):
                 channel.sock.settimeout(None)
         for kind, fields in channel.frames():
             if kind == REPLY:
-                self._take_reply(*fields)
+                number, status, wrapped = fields
+                self._take_reply(number, channel.unwrap(wrapped), failed=status == ERROR)
             elif kind == STOP:
                 self._stopping = True
                 self.ledger.close()
@@ -102,16 +81,13 @@ class Outpost(Engine):
 
     def _handle_next(self, kind: str, *fields: Any) -> None:
         if kind == BUILD:
-            self._build(*fields)
+            self._try_to_build(*fields)
         else:
             self._handle_message(*fields)
 
-    def _build(self, wrapped: Any, context: tuple[str, int, int, int]) -> None:
+    def _try_to_build(self, wrapped: Any, about: tuple[str, int, int, int]) -> None:
         try:
-            cls, args, kwargs = self._opened(wrapped)
-            cell = Cell(cls, args, kwargs, ActorContext(*context))
-            cell.build()
-            self._cell = cell
+            self._build(self._opened(wrapped), about)
         except BaseException as error:
             self._send(BUILT, self._wrapped_error(error))
         else:
@@ -156,23 +132,6 @@ class Outpost(Engine):
         del value, error
         self._send(DONE, number, *wrapped, start, end)
 
-    def _end_all(self) -> None:
-        errors = []
-        self.ledger.close()
-        try:
-            self.ledger.raise_failure()
-        except BaseException as error:
-            errors.append(error)
-        if self._cell is not None:
-            try:
-                self._cell.end()
-            except BaseException as error:
-                error.add_note(f"raised by {self._name}.close")
-                errors.append(error)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        self._send(ENDED, [self._wrapped_error(error) for error in errors])
-
     # To and from the driver --------------------------------------------------------------------
 
     def _send(self, kind: str, *fields: Any) -> None:
@@ -209,69 +168,20 @@ class Outpost(Engine):
     def _opened(self, wrapped: Any) -> Any:
         return unpack(self._channel.unwrap(wrapped), self)
 
-    # Handles in this process -------------------------------------------------------------------
+    def _pack_message(self, message: Message) -> Parcel:
+        return packed_message(self, message, self._arena.store)
 
-    def part(self, part: Any) -> Any:
-        """A reference, opened when it is used."""
-        return part if isinstance(part, (ParcelRef, Future)) else ParcelRef(self, part)
-
-    def handle(self, name: str, index: int, cls: type) -> Actor[Any]:
-        """A handle whose messages go by way of the driver."""
-        return Actor(self, Cell(cls, (), {}, ActorContext(name, index, 0)))
-
-    def put(self, value: Any) -> ParcelRef:
-        """Store a value once, in this process's own memory."""
-        self.require_open()
-        return ParcelRef(self, self._pack(value))
-
-    def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
-        """Send a message by way of the driver."""
-        self.require_open()
-        self.prepare(message)
-        number = None
-        if message.future is not None:
-            number = next(self._numbers)
-            self._calls[number] = message
-            self.ledger.post(message)
+    def _say_post(
+        self, target: str, parcel: Parcel, number: int | None, label: str, kind: str | None
+    ) -> None:
         with self._writing:
-            wrapped = self._channel.wrap(message.parcel)
-        self._send(POST, actor.name, wrapped, number, message.label, kind)
+            wrapped = self._channel.wrap(parcel)
+        self._send(POST, target, wrapped, number, label, kind)
 
-    def prepare(self, message: Message) -> None:
-        """Pack the message; replies it carries are waited for."""
-        message.parcel = packed_message(self, message, self._arena.store)
-        for future in futures_in(message.parcel):
-            future.result()
-
-    def opened(self, future: Future[Any]) -> Any:
-        """Unpack a reply."""
-        return opened_reply(self, future)
-
-    def restart(self, actor: Actor[Any]) -> Future[None]:
-        """Refused: what is sticky is known to the driver."""
-        raise EngineError(f"{actor.name} can be restarted by the driver only")
-
-    def spawn(self, cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """Refused: actors are spawned by the driver, or on an engine of one's own."""
-        raise EngineError(f"{self._name} cannot spawn actors on the engine it lives on; open one here")
-
-    def submit(self, function: Any, *args: Any) -> Any:  # noqa: ARG002
-        """Refused, as `spawn`."""
-        raise EngineError(f"{self._name} cannot submit tasks to the engine it lives on; open one here")
-
-    def _take_reply(self, number: int, status: int, wrapped: Any) -> None:
-        message = self._calls.pop(number)
-        parcel = self._channel.unwrap(wrapped)
-        if status == ERROR:
-            self.ledger.settle(message, None, opened_error(parcel, self))
-        else:
-            self.ledger.settle(message, parcel)
+    def _say_waiting(self, numbers: list[int]) -> None:
+        self._send(WAITING, numbers)
 
     # Waiting -----------------------------------------------------------------------------------
-
-    def sender(self) -> str:
-        """This actor."""
-        return self._name
 
     def sink(self) -> Sink:
         """A sink that reads the socket while it waits."""
@@ -279,43 +189,11 @@ class Outpost(Engine):
             raise EngineError(f"{self._name} can wait for replies in the thread that runs its methods only")
         return _SocketSink(self)
 
-    def wait(self, futures: Any, count: int = 1, timeout: float | None = None) -> Any:
-        """As the base; the driver is told, since an actor that waits does not run."""
-        for future in futures:
-            if not future.done and future.receiver == self._name:
-                raise ReentryError(
-                    f"{self._name} waits for {future.label}, which only {self._name} itself could handle"
-                )
-        self._awaited = futures if timeout is None else ()
-        try:
-            return super().wait(futures, count, timeout)
-        finally:
-            self._awaited = ()
-
-    def announce(self) -> None:
-        """Tell the driver that this actor waits for replies, and does not run meanwhile."""
-        awaited = {id(future) for future in self._awaited if not future.done}
-        numbers = [number for number, message in self._calls.items() if id(message.future) in awaited]
-        if numbers:
-            self._send(WAITING, numbers)
-
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
-        raise NotImplementedError
-
-    def _deliver(self, actor: Actor[Any], message: Message) -> None:
-        raise NotImplementedError
-
-    def _run_task(self, message: Message) -> None:
-        raise NotImplementedError
-
-    def _stop(self) -> None:
-        raise NotImplementedError
-
 
 class _SocketSink:
     """A sink whose owner reads the socket itself while it waits."""
 
-    def __init__(self, outpost: Outpost):
+    def __init__(self, outpost: ProcessOutpost):
         self._outpost = outpost
         self._futures: deque[Future[Any]] = deque()
         self._woken = False
@@ -346,7 +224,7 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     channel = Channel(socket.socket(fileno=control), socket.socket(fileno=fds), {})
-    Outpost(name, f"{name}#{life}", channel, pool).run()
+    ProcessOutpost(name, f"{name}#{life}", channel, pool).run()
 
 
 def _end_with_parent(lifeline: int) -> None:
