@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench soak clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,12 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python bench/flow_overhead.py
+	$(BIN)/python bench/call_latency.py
+	$(BIN)/python bench/broadcast_gather.py --passes 3
+	$(BIN)/python bench/worker_start.py
+
+soak: $(STAMP)
+	$(BIN)/python bench/soak.py
 
 clean:
 	rm -rf .venv
