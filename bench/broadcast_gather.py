@@ -35,8 +35,8 @@ ACTORS = (2, 4, 8, 16)
 WARM_UP = 4
 ROUNDS = 30
 ROUNDS_LARGE = 8
-PLOT_ACTORS = 8
-PLOT_SIZE = 2**20
+PLOT_ACTORS = 16
+PLOT_SIZE = 10 << 20
 Exchange = Callable[[Array], Sequence[Array]]
 Competitor = Callable[[int], AbstractContextManager[Exchange]]
 
@@ -191,7 +191,7 @@ def plot(path: Path, figures: Sequence[Figure], by: str, title: str, label: str)
     """One line a competitor, both axes logarithmic; `by` is the field of the figures along the x axis."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     ticks = sorted({getattr(figure, by) for figure in figures})
-    canvas, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
+    canvas, axes = pyplot.subplots(figsize=(8.6, 4.0), layout="constrained")
     for competitor, style in STYLES.items():
         points = sorted((getattr(f, by), f.milliseconds) for f in figures if f.competitor == competitor)
         if points:
@@ -201,7 +201,7 @@ def plot(path: Path, figures: Sequence[Figure], by: str, title: str, label: str)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     canvas.savefig(path, metadata={"Date": None})
     pyplot.close(canvas)
     print(f"drawn: {path}")

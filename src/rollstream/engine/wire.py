@@ -36,7 +36,7 @@ _OWN = __name__.encode()
 
 
 _QUICK, _ARRAY = b"quick", b"array"
-"""How the bytes of usual messages and of single large arrays begin, which are packed without cloudpickle."""
+"""How the bytes of usual messages and of single arrays begin, which are packed without cloudpickle."""
 
 
 class Site(Protocol):
@@ -93,9 +93,11 @@ def pack(value: Any, engine: Engine, store: Store) -> Parcel:
     kind = type(value)
     if kind in _PLAIN:
         return Parcel(pickle.dumps(value, 5))
-    if kind is np.ndarray and value.nbytes >= LARGE and _is_simple(value):
-        about = pickle.dumps((value.dtype.str, value.shape), 5)
-        return Parcel(_ARRAY + about, store([value.reshape(-1).view(np.uint8).data]))
+    if kind is np.ndarray and _is_simple(value):
+        small = value.nbytes < LARGE
+        about = (value.dtype.str, value.shape, value.tobytes() if small else None)
+        memory = None if small else store([value.reshape(-1).view(np.uint8).data])
+        return Parcel(_ARRAY + pickle.dumps(about, 5), memory)
     file, buffers = io.BytesIO(), []
     pickler = _Pickler(file, engine, buffers)
     pickler.dump(value)
@@ -108,12 +110,12 @@ def unpack(parcel: Parcel, site: Site) -> Any:
     data, memory = parcel.data, parcel.memory
     if data.startswith(_QUICK):
         return _quickly_unpacked(parcel, site)
+    if data.startswith(_ARRAY):
+        dtype, shape, content = pickle.loads(memoryview(data)[len(_ARRAY) :])
+        return _array(memory.views()[0] if content is None else content, dtype, shape, "C")
     if memory is None and _OWN not in data:
         return pickle.loads(data)
     views = memory.views() if memory is not None else []
-    if data.startswith(_ARRAY):
-        dtype, shape = pickle.loads(memoryview(data)[len(_ARRAY) :])
-        return _array(views[0], dtype, shape, "C")
     return _Unpickler(parcel, site, views).load()
 
 
