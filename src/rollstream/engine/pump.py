@@ -88,19 +88,24 @@ class Pump:
 
     def serve(self, until: Callable[[], bool], timeout: float | None) -> None:
         """Serve until something is true; returns at once if another waiting thread serves."""
-        if self._timer is None or not self._take_turn():
+        if self._timer is None:
             return
         end = None if timeout is None else time.monotonic() + timeout
+        mine = False
+        _INTERRUPTS.hold_back()
         try:
-            while not until():
+            mine = self._take_turn()
+            while mine and not until():
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._once(left)
         finally:
-            self._owner = None
-            self._turn.release()
-            self._timer.set()
+            if mine:
+                self._owner = None
+                self._turn.release()
+                self._timer.set()
+            _INTERRUPTS.let_through()
 
     def _take_turn(self) -> bool:
         assert self._timer is not None
@@ -119,23 +124,21 @@ class Pump:
 
     def _once(self, timeout: float | None = None) -> None:
         """Wait for sockets, and do what is to be done."""
-        if self._todo:
-            self._work([])
+        self._do_errands()
         left = self._time_left()
         if left is not None:
             timeout = left if timeout is None else min(left, timeout)
-        self._work(self.selector.select(timeout))
-
-    def _work(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        _INTERRUPTS.let_through()  # here it does no harm: what is in the sockets stays there
+        events = self.selector.select(timeout)
         _INTERRUPTS.hold_back()
-        try:
-            for key, mask in events:
-                key.data(mask)
-            while self._todo:
-                self._todo.popleft()()
-            self._tick()
-        finally:
-            _INTERRUPTS.let_through()
+        for key, mask in events:
+            key.data(mask)
+        self._do_errands()
+        self._tick()
+
+    def _do_errands(self) -> None:
+        while self._todo:
+            self._todo.popleft()()
 
     def _stand_by(self) -> None:
         while not self._closing:
@@ -265,11 +268,12 @@ class _Interrupts:
 
     def hold_back(self) -> None:
         """Something begins that has to be done as a whole."""
-        self._busy = _in_main_thread()
+        if _in_main_thread():
+            self._busy = True
 
     def let_through(self) -> None:
         """It is done."""
-        if self._busy:
+        if self._busy and _in_main_thread():
             self._busy = False
             caught, self._caught = self._caught, None
             if caught is not None:
