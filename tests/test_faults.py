@@ -371,6 +371,23 @@ def test_any_order_of_deaths(policy: Any) -> None:
             assert statistics["gather_async"].lost <= sum(worker.lost for worker in workers)
 
 
+def test_a_flow_that_dropped_a_shard_can_be_saved_and_goes_on_without_it() -> None:
+    with ChaosEngine(5) as engine:
+        workers = engine.spawn(Worker, (20,), count=3, on_failure="drop", name="worker")
+        plan = flow.from_actors(workers, "sample").gather_sync()
+        before = [next(plan) for _ in range(5)]
+        engine.kill(workers[1])
+        assert [len(next(plan)) for _ in range(3)] == [2, 2, 2]
+        state = plan.state_dict()
+    with ChaosEngine(6) as engine:
+        workers = engine.spawn(Worker, (20,), count=3, on_failure="drop", name="worker")
+        plan = flow.from_actors(workers, "sample").gather_sync()
+        plan.load_state_dict(state)
+        assert len(before) == 5
+        assert {item["shard"] for row in plan for item in row} == {0, 2}
+        assert plan.statistics()["gather_sync"].lost == state["nodes"]["gather_sync"]["lost"] == 1
+
+
 def test_rows_in_any_order_of_deaths() -> None:
     for seed in range(200):
         with ChaosEngine(seed, deaths=0.05) as engine:

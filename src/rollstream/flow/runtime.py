@@ -179,12 +179,12 @@ class Flow:
         self._settle()
         nodes = {node.name: node.state_dict() for node in self.nodes}
         shards = {
-            gather.name: self._ask(
-                port.actor.ask(shard.shard_state, self.key(gather.name)) for port in gather.ports
+            gather.name: self._ask_all(
+                (port.actor for port in gather.ports), shard.shard_state, self.key(gather.name)
             )
             for gather in self._gathers()
         }
-        actors = self._ask(actor.ask(shard.actor_state) for actor in self.directory.values())
+        actors = self._ask_all(self.directory.values(), shard.actor_state)
         states = {name: own for name, own in zip(self.directory, actors, strict=True) if own is not None}
         operators = self._operators()
         whole = {
@@ -226,7 +226,8 @@ class Flow:
             node.load_state_dict(own)
         for gather in self._gathers():
             for port, own in zip(gather.ports, state["shards"][gather.name], strict=True):
-                futures.append(port.actor.ask(shard.load_shard_state, self.key(gather.name), own))
+                if own is not None:
+                    futures.append(port.actor.ask(shard.load_shard_state, self.key(gather.name), own))
         self._ask(futures)
 
     def _gathers(self) -> list[Gather]:
@@ -234,6 +235,12 @@ class Flow:
 
     def _operators(self) -> list[str]:
         return [operator.name for node in self.nodes for operator in operators(node)]
+
+    def _ask_all(self, actors: Iterable[Actor[Any]], operation: Any, *args: Any) -> list[Any]:
+        """One answer an actor; `None` for one that was dropped."""
+        asked = [None if actor.gone is not None else actor.ask(operation, *args) for actor in actors]
+        answers = iter(self._ask(future for future in asked if future is not None))
+        return [None if future is None else next(answers) for future in asked]
 
     def _ask(self, futures: Iterable[Future[Any]]) -> list[Any]:
         futures = list(futures)
