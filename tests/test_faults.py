@@ -278,6 +278,117 @@ def test_counters_of_a_callback_that_fails_surface() -> None:
         engine.spawn(Worker, on_failure="restart")[0].send("die")
 
 
+class Door:
+    """Holds its guests until it is told to answer, and keeps others waiting."""
+
+    def __init__(self) -> None:
+        self.guests: list[rs.Deferred[Any]] = []
+
+    def enter(self) -> rs.Deferred[Any]:
+        self.guests.append(rs.Deferred())
+        return self.guests[-1]
+
+    def count(self) -> int:
+        return len(self.guests)
+
+    def admit(self, value: Any) -> None:
+        while self.guests:
+            self.guests.pop(0).resolve(value)
+
+    def ask(self, other: rs.Actor[Any], method: str) -> Any:
+        return other.call(method).result()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def make(self, fill: int) -> Any:
+        return np.full(20_000, fill)
+
+    def first(self, *arrays: Any) -> list[int]:
+        return [int(array[0]) for array in arrays]
+
+    def wait_for(self, path: str) -> None:
+        while not Path(path).exists():
+            pass
+
+
+def kill(actor: rs.Actor[Any]) -> None:
+    """Kill an actor, and wait until the engine has seen it."""
+    before = len(actor.engine.events)
+    os.kill(actor.mailbox.process.pid, signal.SIGKILL)
+    while len(actor.engine.events) == before:
+        threading.Event().wait(0.001)
+
+
+def test_an_actor_killed_while_it_waits_can_ask_again() -> None:
+    """The reply to its earlier life is not taken for that of its new one, nor does it count as waiting."""
+    with rs.engine("processes") as engine:
+        [door] = engine.spawn(Door, name="door")
+        [asker] = engine.spawn(Door, name="asker", on_failure="restart")
+        lost = asker.call("ask", door, "enter")
+        while not door.call("count").result():
+            pass
+        kill(asker)
+        with pytest.raises(rs.ActorDied, match=r"asker.ask was lost"):
+            lost.result()
+        again = asker.call("ask", door, "enter")
+        assert not engine.ledger.idle()
+        while door.call("count").result() < 2:
+            pass
+        door.send("admit", "come in")
+        assert again.result(timeout=20) == "come in"
+
+
+def test_replies_held_back_by_a_dead_actor_are_lost_with_it() -> None:
+    with rs.engine("processes") as engine:
+        [door] = engine.spawn(Door, name="door", on_failure="restart")
+        reply = door.call("enter")
+        door.call("count").result()
+        kill(door)
+        with pytest.raises(rs.ActorDied, match=r"door.enter was lost: door was killed by SIGKILL") as caught:
+            reply.result()
+        assert caught.value.outcome == "restarted"
+
+
+def test_what_a_dead_actor_made_can_still_be_read(tmp_path: Path) -> None:
+    with rs.engine("processes") as engine:
+        [maker] = engine.spawn(Door, name="maker", on_failure="drop")
+        [reader] = engine.spawn(Door, name="reader")
+        made = maker.call("make", 7)
+        assert made.result()[0] == 7
+        busy = reader.call("wait_for", str(tmp_path / "go"))
+        use = reader.call("first", made)  # in the reader's mailbox, not yet opened
+        kill(maker)
+        (tmp_path / "go").touch()
+        busy.result()
+        assert use.result() == [7]
+
+
+def test_arrays_of_several_actors_in_one_message_are_not_mixed_up() -> None:
+    with rs.engine("processes") as engine:
+        *makers, reader = engine.spawn(Door, count=4)
+        made = [maker.call("make", number) for number, maker in enumerate(makers)]
+        assert reader.call("first", *made).result() == [0, 1, 2]
+
+
+def test_a_message_held_back_for_an_actor_that_dies_does_not_hang_the_engine() -> None:
+    with pytest.raises(rs.ActorDied, match="held was killed"), rs.engine("processes") as engine:  # noqa: PT012
+        [door], [held] = engine.spawn(Door, name="door"), engine.spawn(Door, name="held")
+        held.send("first", door.call("enter"))
+        door.call("count").result()
+        kill(held)
+        door.send("admit", None)
+
+
+def test_failing_calls_do_not_hold_memory() -> None:
+    with rs.engine("processes", pool_bytes=8 << 20) as engine:
+        [door] = engine.spawn(Door)
+        for _ in range(20):
+            with pytest.raises(AttributeError):
+                door.apply(lambda instance, array: array.nothing, np.zeros(1 << 18)).result()
+        assert engine.statistics().grown == 0
+
+
 # The driver's own end ----------------------------------------------------------------------------
 
 SCRIPT = """

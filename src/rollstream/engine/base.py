@@ -412,9 +412,11 @@ class Engine(ABC):
         terms, again = actor.terms, None
         if terms.on_failure == "restart" and actor.restarts < terms.max_restarts:
             actor.restarts += 1
-            for kind, message in actor.sticky.items():
-                actor.sticky[kind] = message if message in unhandled else message.repeated()
-            again = list(actor.sticky.values())
+            again = []
+            for kind, message in list(actor.sticky.items()):  # others may be sending
+                again.append(message if message in unhandled else message.repeated())
+                if actor.sticky.get(kind) is message:
+                    actor.sticky[kind] = again[-1]
         elif terms.on_failure == "restart":
             reason = f"{reason}, after {terms.max_restarts} restarts"
         outcome = "restarted" if again is not None else "dropped" if terms.on_failure == "drop" else "raised"
@@ -434,17 +436,16 @@ class Engine(ABC):
             if message.future is None:
                 self.ledger.settle(message)
                 continue
-            own = ActorDied(error.actor, f"{message.label} was lost: {error}", error.outcome)
             message.future.read = error.outcome != "raised"
-            self.ledger.settle(message, None, own)
+            self.ledger.settle(message, None, error.about(message.label))
         self.ledger.abandon(error, error.actor)
 
     def _refuse_lost(self, actor: Actor[Any], message: Message, gone: ActorDied) -> None:
         """A message to an actor that is no longer there."""
-        if gone.outcome == "raised" and message.future is None:
-            raise gone
         actor.lost += 1
         self._settle_lost([message], gone)
+        if gone.outcome == "raised" and message.future is None:
+            raise gone
 
     def _tell(self, event: ActorEvent) -> None:
         self.events.append(event)

@@ -28,9 +28,17 @@ SHOW, FORGET = "show", "forget"
 class Channel:
     """One end. `maps` holds the segments known to this process by key, and may be shared by channels."""
 
-    def __init__(self, sock: socket.socket, fds: socket.socket, maps: dict[str, Segment]):
+    def __init__(
+        self,
+        sock: socket.socket,
+        fds: socket.socket,
+        maps: dict[str, Segment],
+        gone: deque[str] | None = None,
+    ):
         self.sock = sock
         self._fds = fds
+        self._gone = gone
+        """Told of segments of the peer that nobody reads any more."""
         self.maps = maps
         self.lent: dict[int, Memory] = {}
         """What the peer may still read."""
@@ -59,13 +67,13 @@ class Channel:
     def frame(self, kind: str, *fields: Any) -> bytes:
         """Bytes to send."""
         returned = [self.returned.popleft() for _ in range(len(self.returned))] if self.returned else ()
-        data = _framed((kind, returned, fields))
+        shown = b""
         for segment in self._unshown:  # the peer has to know a segment before it can read from it
             with suppress(OSError):  # it is gone, and this frame will not reach it either
                 socket.send_fds(self._fds, [b"."], [segment.fd])
-            data = _framed((SHOW, (), (segment.key, segment.size))) + data
+            shown += _framed((SHOW, (), (segment.key, segment.size)))  # in the order of the descriptors
         self._unshown.clear()
-        return data
+        return shown + _framed((kind, returned, fields))
 
     def forget(self, keys: Sequence[str]) -> bytes | None:
         """A frame that lets the peer forget segments, if it knows any of them."""
@@ -99,12 +107,14 @@ class Channel:
             if kind == SHOW:
                 key, size = fields
                 _, [fd], _, _ = socket.recv_fds(self._fds, 1, 1)
-                self.maps[key] = Segment(key, fd, size)
+                self.maps[key] = Segment(key, fd, size, self._gone)
                 continue
             if kind == FORGET:
                 for key in fields[0]:
                     self.maps.pop(key, None)
             frames.append((kind, fields))
+        if not position and isinstance(self._input, bytearray):
+            return frames  # more of a large frame: it grows in place
         rest = data[position:]
         self._input = bytearray(rest) if len(rest) else b""  # a large frame comes in many pieces
         return frames

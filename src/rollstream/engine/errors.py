@@ -13,6 +13,10 @@ class RollstreamError(Exception):
 class EngineError(RollstreamError):
     """An engine was asked for something it cannot do."""
 
+    def about(self, label: str) -> EngineError:
+        """The same error, of one message."""
+        return type(self)(f"{label}: {self}")
+
 
 class EngineClosed(EngineError):
     """The engine's scope was left, so its actors are gone."""
@@ -30,6 +34,10 @@ class ActorDied(EngineError):
         self.actor = actor
         self.outcome = outcome
         """What became of it: `raised`, `restarted` or `dropped`."""
+
+    def about(self, label: str) -> ActorDied:
+        """The same death, as one message saw it."""
+        return ActorDied(self.actor, f"{label} was lost: {self}", self.outcome)
 
     def __str__(self) -> str:
         return str(self.args[1])

@@ -302,8 +302,9 @@ class Hub(Engine):
     def _answer(self, link: Link, future: Future[Any]) -> None:
         """Give an actor the reply to what it asked of another."""
         number = future.token
-        if link.calls.pop(number, None) is not future:
+        if link.calls.get(number) is not future:
             return  # it has been restarted since
+        del link.calls[number]
         if future.error is None:
             self._reply(link, number, parcel_of(future), failed=False)
         else:
@@ -344,6 +345,7 @@ class Hub(Engine):
         """An actor's process has ended: meet that as its terms say."""
         building, link.building = link.building, None
         link.calls.clear()
+        self.ledger.unblock(link.answers)
         if link.started is not None:
             text = f"{link.actor.name} {reason} while it was built{last_words}"
             link.started.put(ActorDied(link.actor.name, text))
@@ -361,8 +363,8 @@ class Hub(Engine):
             link.waiting.clear()
         self.ledger.hold(link.actor, 0)
         if link.actor.gone is not None:
-            for message in left:
-                self._refuse_lost(link.actor, message, link.actor.gone)
+            link.actor.lost += len(left)
+            self._settle_lost(left, link.actor.gone)
         else:
             self._refuse(left)
         self._links.remove(link)
@@ -381,7 +383,16 @@ class Hub(Engine):
             if not message.counted:
                 self.ledger.post(message, link.actor)
         link.building = building
-        if self._launch(link, again):
+        try:
+            launched = self._launch(link, again)
+        except Exception as error:
+            text = f"{link.actor.name} {reason}, and could not be started again: {error}"
+            link.actor.gone = ActorDied(link.actor.name, text)
+            self.ledger.fail(link.actor.gone)
+            link.building = None
+            self._settle_lost([building, *again], link.actor.gone)
+            return False
+        if launched:
             self._send_waiting(link)
             return True
         link.building = None

@@ -100,7 +100,8 @@ class Process:
             stream.close()
         os.close(self._lifeline)
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            known = {int(number): number.name for number in signal.Signals}
+            return f"was killed by {known.get(-code, f'signal {-code}')}"
         return f"ended with exit code {code}"
 
     def last_words(self) -> str:

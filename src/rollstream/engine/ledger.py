@@ -95,7 +95,7 @@ class Ledger:
         """Deferred replies, of one actor or all, will not come: tell who waits for them."""
         for message, whose in list(self._deferred.items()):
             if receiver in (None, whose):
-                self._settle_late(message, None, type(error)(f"{message.label}: {error}"))
+                self._settle_late(message, None, error.about(message.label))
 
     def _settle_late(self, message: Message, value: Any, error: BaseException | None) -> None:
         if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
@@ -177,6 +177,11 @@ class Ledger:
             if not any(future.done for future in futures):
                 self._blocked[inbox] = actor
                 self._wake_if_idle()
+
+    def unblock(self, inbox: Inbox) -> None:
+        """Undo `block`: whoever waited is gone."""
+        with self._lock:
+            self._blocked.pop(inbox, None)
 
     def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
         """Whether `limit` messages wait for an actor; then the sink is woken when there are fewer."""

@@ -28,9 +28,10 @@ Layout: TypeAlias = tuple[tuple[int, int], ...]
 class Segment:
     """One piece of memory that several processes map. It has no name, so it ends with its last user."""
 
-    __slots__ = ("array", "fd", "key", "map", "size")
+    __slots__ = ("_gone", "array", "fd", "key", "map", "size")
 
-    def __init__(self, key: str, fd: int, size: int):
+    def __init__(self, key: str, fd: int, size: int, gone: deque[str] | None = None):
+        self._gone = gone
         self.key = key
         self.fd = fd
         self.size = size
@@ -51,6 +52,8 @@ class Segment:
     def __del__(self) -> None:
         if hasattr(self, "array"):  # else whoever made it closes the file
             os.close(self.fd)
+            if self._gone is not None:
+                self._gone.append(self.key)
 
 
 def _anonymous_file() -> int:

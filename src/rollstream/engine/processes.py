@@ -55,7 +55,7 @@ class ProcessLink(Link):
         self.arena = ""
         self.pending: dict[int, Message] = {}
         self.deferred: dict[int, Deferred[Any]] = {}
-        self.unsent: deque[bytes] = deque()
+        self.unsent: deque[memoryview] = deque()
         """What its socket did not take."""
 
     def first(self) -> Message | None:
@@ -89,6 +89,8 @@ class ProcessesEngine(Hub):
         self.pool_bytes = pool_bytes
         self._arena = Arena("driver", pool_bytes)
         self._maps: dict[str, Segment] = {}
+        self._gone: deque[str] = deque()
+        """Segments of actors that nobody reads any more."""
         self._helpers: list[Actor[Any]] = []
         self._numbers = count()
         self._lives = count()
@@ -198,7 +200,7 @@ class ProcessesEngine(Hub):
             if sent == len(data):
                 return
             data = data[sent:]
-        link.unsent.append(data)
+        link.unsent.append(memoryview(data))
         self._later(partial(self._watch, link))
 
     def _later(self, function: Callable[[], None]) -> None:
@@ -209,8 +211,9 @@ class ProcessesEngine(Hub):
     # Starting ----------------------------------------------------------------------------------
 
     def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
-        if self._pump is None:
-            self._pump = Pump(self._time_left, self._tick, self._broken)
+        with self._naming:
+            if self._pump is None:
+                self._pump = Pump(self._time_left, self._tick, self._broken)
         try:
             return super()._start(cells, terms)
         except OSError as error:
@@ -239,7 +242,8 @@ class ProcessesEngine(Hub):
                 process.socket.close()
                 process.fds.close()
                 return False
-            link.process, link.channel = process, Channel(process.socket, process.fds, self._maps)
+            link.process = process
+            link.channel = Channel(process.socket, process.fds, self._maps, self._gone)
             link.arena, link.verdict = f"{actor.name}#{life}/", None
             link.unsent.clear()
             about = (context.name, context.index, context.count, actor.restarts)
@@ -280,8 +284,9 @@ class ProcessesEngine(Hub):
 
     def _tick(self) -> None:
         """After every turn."""
-        while self._arena.retired:
-            self._forget([self._arena.retired.popleft()])
+        for ended in (self._arena.retired, self._gone):
+            while ended:
+                self._forget([ended.popleft()])
         self._kill_hung()
 
     def _broken(self, error: BaseException) -> None:
@@ -326,7 +331,10 @@ class ProcessesEngine(Hub):
         except OSError:
             alive = False
         for kind, fields in link.channel.frames():
-            self._frames[kind](self, link, *fields)
+            try:
+                self._frames[kind](self, link, *fields)
+            except Exception as error:
+                self._broken(error)
         for sink in self._starved:
             sink.wake()
         if not alive:
@@ -424,13 +432,12 @@ class ProcessesEngine(Hub):
             link.unsent.clear()
             link.deferred.clear()
             link.channel.close()
-        self._forget([key for key in self._maps if key.startswith(link.arena)])
+        for key in [key for key in self._maps if key.startswith(link.arena)]:
+            self._maps.pop(key, None)  # those still read live on, and are forgotten when they end
         self._bury(link, unhandled, link.verdict or reason, link.process.last_words())
 
     def _forget(self, keys: list[str]) -> None:
         """Let every process forget segments that are gone."""
-        for key in keys:
-            self._maps.pop(key, None)
         for link in self._links:
             with link.lock:
                 if not link.down and (frame := link.channel.forget(keys)) is not None:

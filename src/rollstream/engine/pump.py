@@ -116,8 +116,8 @@ class Pump:
                 self._wanted = True
                 self.ring()
                 self._turn.acquire()
-                self._wanted = False
             finally:
+                self._wanted = False
                 self._claim.release()
         self._owner = threading.get_ident()
         return True
@@ -156,6 +156,8 @@ class Pump:
                     self._standing_in = False
                     self._owner = None
                     self._turn.release()
+                    if self._timer is not None and not self._wanted:
+                        self._timer.set(at_once=True)  # something broke: go on with the rest
 
     def close(self) -> None:
         """End the standby; nobody serves any more."""

@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from rollstream.engine.actor import Message
 from rollstream.engine.errands import Errands
-from rollstream.engine.errors import ActorDied, RemoteError
+from rollstream.engine.errors import ActorDied
 from rollstream.engine.future import Deferred, Future
 from rollstream.engine.hub import Hub
 from rollstream.engine.ray_link import BUILDING, DEATHS, RayLink, Sent
@@ -203,11 +203,7 @@ class RayHub(Hub):
             self._finish(link, sent.message, parcel, None, start, end)
 
     def _error_from(self, item: Any) -> BaseException:
-        parcel = parcel_from(item)
-        try:
-            return opened_error(parcel, self)
-        except Exception as problem:
-            return RemoteError(f"there was an error that cannot be shown here: {problem!r}")
+        return opened_error(parcel_from(item), self)
 
     # What actors have to say besides -----------------------------------------------------------
 

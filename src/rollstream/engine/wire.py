@@ -219,7 +219,10 @@ def packed_error(error: BaseException, engine: Engine, store: Store, where: str)
 
 def opened_error(parcel: Parcel, site: Site) -> BaseException:
     """The error, whose cause shows where it was raised."""
-    error, trace = unpack(parcel, site)
+    try:
+        error, trace = unpack(parcel, site)
+    except Exception as problem:  # it could be unpickled where it was raised, and cannot here
+        return RemoteError(f"there was an error that cannot be shown here: {problem!r}")
     if not getattr(error, "tells_all", False):
         error.__cause__ = RemoteTraceback(trace)
     return error

@@ -98,39 +98,43 @@ class ProcessOutpost(Outpost):
             return  # it could not be built: the driver knows, and will end this process
         try:
             operation, args = self._opened(wrapped)
-        except BaseException as error:
-            error.add_note("raised while the message was unpacked")
-            outcome = None, error, 0.0, 0.0
+        except BaseException as caught:
+            caught.add_note("raised while the message was unpacked")
+            value, error, start, end = None, caught, 0.0, 0.0
         else:
-            outcome = perform(self._cell, operation, args, self.catches)
+            value, error, start, end = perform(self._cell, operation, args, self.catches)
             del args
-        del wrapped
-        self._reply(number, *outcome)
-
-    def _reply(self, number: int, value: Any, error: BaseException | None, start: float, end: float) -> None:
-        early: list[tuple[Any, BaseException | None]] = []
         if isinstance(value, Deferred):
-            told = False
-
-            def complete(late: Any, late_error: BaseException | None) -> None:
-                if told:
-                    self._send(LATE, number, *self._wrapped(late, late_error))
-                else:
-                    early.append((late, late_error))
-
-            try:
-                value.then(complete)
-            except EngineError as twice:
-                self._send(DONE, number, *self._wrapped(None, twice), start, end)
+            error = self._defer(number, value, start, end)
+            if error is None:
                 return
-            self._send(DONE, number, DEFERRED, None, start, end)
-            told = True
-            for outcome in early:
-                complete(*outcome)
-            return
+            value = None
         wrapped = self._wrapped(value, error)
-        del value, error
+        if error is not None:
+            error.__traceback__ = None  # its frames hold what the message brought
+        del value, error  # what it brought may go home with this frame
         self._send(DONE, number, *wrapped, start, end)
+
+    def _defer(self, number: int, value: Deferred[Any], start: float, end: float) -> EngineError | None:
+        """The reply comes later, unless that is an error already."""
+        early: list[tuple[Any, BaseException | None]] = []
+        told = False
+
+        def complete(late: Any, late_error: BaseException | None) -> None:
+            if told:
+                self._send(LATE, number, *self._wrapped(late, late_error))
+            else:
+                early.append((late, late_error))
+
+        try:
+            value.then(complete)
+        except EngineError as twice:
+            return twice
+        self._send(DONE, number, DEFERRED, None, start, end)
+        told = True
+        for outcome in early:
+            complete(*outcome)
+        return None
 
     # To and from the driver --------------------------------------------------------------------
 

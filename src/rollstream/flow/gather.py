@@ -116,6 +116,8 @@ class Gather(Node):
         if not self.stopped and self.flow is not None and not self.engine.closed:
             for port in self.ports:
                 port.actor.sticky.pop(self._key, None)
+                if port.actor.gone is not None:
+                    continue
                 message = Message(
                     shard.install, (self._key, None), None, f"{port.actor.name}.end {self.name}"
                 )
