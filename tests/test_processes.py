@@ -273,7 +273,7 @@ def test_a_pool_grows_and_says_so_when_the_flow_holds_its_items() -> None:
                 assert (array == (index * 100 + number) % 251).all()
         assert engine.statistics().grown > 0
     [warning] = caught
-    assert warning.category is ResourceWarning
+    assert warning.category is RuntimeWarning
     assert "ran out of its 1 MB of shared memory" in str(warning.message)
 
 
@@ -293,7 +293,7 @@ class Maker:
 
 def test_an_item_larger_than_the_pool_works() -> None:
     with warnings.catch_warnings(), rs.engine("processes", pool_bytes=1 << 20) as engine:
-        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         [echo] = engine.spawn(Echo)
         for value in range(5):
             large = np.full(9_000_000, value, np.uint8)
@@ -389,7 +389,7 @@ def test_what_cannot_be_pickled_is_named(engine: ProcessesEngine) -> None:
     lock = threading.Lock()
     with pytest.raises(rs.EngineError, match=r"argument 1 of Echo.same\['x'\]\[1\] is a lock, which cannot"):
         echo.call("same", {"x": [1, lock]})
-    with pytest.raises(rs.EngineError, match=r"argument 2 of Locked.__init__ is a lock"):
+    with pytest.raises(rs.EngineError, match=r"argument 1 of Locked.__init__ is a lock"):
         engine.spawn(Echo, (lock,), name="Locked")
     with pytest.raises(rs.EngineError, match=r"\(its variable 'lock'\) is a lock"):
         echo.apply(lambda instance: lock)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from rollstream.engine.errors import EngineError
 from rollstream.engine.memory import Lease, Memory, Segment
 from rollstream.engine.wire import Parcel, parcel_of
 
@@ -106,8 +107,7 @@ class Channel:
                 self.lent.pop(loan, None)
             if kind == SHOW:
                 key, size = fields
-                _, [fd], _, _ = socket.recv_fds(self._fds, 1, 1)
-                self.maps[key] = Segment(key, fd, size, self._gone)
+                self.maps[key] = self._received(key, size)
                 continue
             if kind == FORGET:
                 for key in fields[0]:
@@ -118,6 +118,20 @@ class Channel:
         rest = data[position:]
         self._input = bytearray(rest) if len(rest) else b""  # a large frame comes in many pieces
         return frames
+
+    def _received(self, key: str, size: int) -> Segment:
+        try:
+            _, [fd], _, _ = socket.recv_fds(self._fds, 1, 1)
+            return Segment(key, fd, size, self._gone)
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"no shared memory could be mapped: {error}; there may be no descriptor left (see ulimit -n): "
+                f"copy what is kept for long, or give rs.engine('processes', pool_bytes=...) more"
+            ) from error
+
+    def drop_input(self) -> None:
+        """Forget what came and cannot be understood."""
+        self._input = b""
 
     def unwrap(self, wrapped: tuple[Any, ...]) -> Parcel:
         """A parcel from plain data; its memory is leased."""

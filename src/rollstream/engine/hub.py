@@ -194,12 +194,13 @@ class Hub(Engine):
         with link.lock:
             if link.down:
                 return
+            futures: list[Future[Any]] = []
             while link.waiting:
                 futures = futures_in(link.waiting[0].parcel)
                 if not all(future.done for future in futures):
                     break
                 self._send(link, link.waiting.popleft(), futures)
-            self.ledger.hold(link.actor, len(link.waiting))
+            self.ledger.hold(link.actor, len(link.waiting), futures)
 
     # Starting and ending -----------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class Hub(Engine):
 
     def _recipe(self, cell: Cell) -> Parcel:
         """What an instance is built from, with the replies it carries."""
-        arguments = (cell.cls, *cell.args, *cell.kwargs.values())
+        arguments = (*cell.args, *cell.kwargs.values())
         self._pack_message(Message("", arguments, None, f"{cell.context.name}.__init__"))  # or says why not
         parcel = self._pack((cell.cls, cell.args, cell.kwargs))
         for future in futures_in(parcel):

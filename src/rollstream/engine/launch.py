@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections import deque
 from contextlib import suppress
 
@@ -33,6 +34,18 @@ def thread_variables(threads: int | None) -> dict[str, str]:
     return {variable: os.environ.get(variable, "1") for variable in _THREADS}
 
 
+_PROCESSES: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A forked copy of this process must not keep its actors alive, nor hide their ends."""
+    for process in list(_PROCESSES):
+        process.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
 class Process:
     """A fresh interpreter with a socket to it. It ends by itself when this process ends, however that is."""
 
@@ -45,6 +58,7 @@ class Process:
         path = [os.path.abspath(entry) for entry in sys.path]
         environment = {**os.environ, **variables, "ROLLSTREAM_PATH": json.dumps(path)}
         arguments = [name, life, theirs.fileno(), their_fds.fileno(), watched, pool]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is not to see Ctrl-C
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *map(str, arguments)],
@@ -60,10 +74,13 @@ class Process:
             os.close(self._lifeline)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             their_fds.close()
             os.close(watched)
         self.socket, self.fds = mine, my_fds
+        self._over = False
+        _PROCESSES.add(self)
         self.pid = self._process.pid
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -85,6 +102,14 @@ class Process:
             getattr(sys, which).flush()
         return len(data)
 
+    def let_go(self) -> None:
+        """Close what ties it to this process; it is another's."""
+        if not self._over:
+            self._over = True
+            os.close(self._lifeline)
+            self.socket.close()
+            self.fds.close()
+
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
@@ -98,6 +123,7 @@ class Process:
             if self._partial[which]:
                 self.lines.append(self._partial[which])
             stream.close()
+        self._over = True
         os.close(self._lifeline)
         if code < 0:
             known = {int(number): number.name for number in signal.Signals}

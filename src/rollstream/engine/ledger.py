@@ -111,11 +111,11 @@ class Ledger:
                 future.waiters += (inbox,)
         return bool(pending)
 
-    def hold(self, actor: Actor[Any], count: int) -> None:
-        """So many messages to an actor wait for replies they carry: they do not run meanwhile."""
+    def hold(self, actor: Actor[Any], count: int, futures: Sequence[Future[Any]] = ()) -> None:
+        """So many messages to an actor wait for replies, of which the first needs these: they do not run."""
         with self._lock:
             self.release(actor)
-            if count:
+            if count and not (futures and all(future.done for future in futures)):
                 self._held[actor.name] = count
                 self._wake_if_idle()
 

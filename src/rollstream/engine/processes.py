@@ -1,7 +1,7 @@
 """The processes engine: each actor is a process of its own, and arrays travel through shared memory.
 
 The driver is the hub. Every actor has one socket to it; messages between actors pass through the driver, but
-only as descriptors of memory, so nothing large does. One thread, the pump, waits for all sockets at once.
+only as descriptors of memory, so nothing large does. Who waits for a reply serves all sockets (`pump.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.hub import GRACE, Hub, Link, Started
 from rollstream.engine.launch import Process
 from rollstream.engine.memory import Arena, Segment
-from rollstream.engine.pump import Pump, PumpSink
+from rollstream.engine.pump import Pump, PumpSink, hold_back, let_through
 from rollstream.engine.supervision import EventCallback, Terms
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import (
@@ -75,7 +75,8 @@ class ProcessesEngine(Hub):
             flow itself holds on to what was sent.
         threads: threads that numeric libraries (BLAS, OpenMP, XLA) may use in each actor. Left out, it is
             one, unless the environment says otherwise.
-        on_event: called with an `ActorEvent` when an actor dies, in a thread of the engine.
+        on_event: called with an `ActorEvent` when an actor dies, in whichever thread notices; it must not
+            wait for actors.
     """
 
     name = "processes"
@@ -164,11 +165,18 @@ class ProcessesEngine(Hub):
                 f"rs.engine('processes', pool_bytes=...) more"
             )
             try:
-                warnings.warn(text, ResourceWarning, stacklevel=2)
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             except Warning as error:  # where warnings are errors, they are the driver's
                 self.ledger.fail(error)
 
     # Sending -----------------------------------------------------------------------------------
+
+    def _deliver(self, actor: Actor[Any], message: Message) -> None:
+        hold_back()  # half a frame, or one that is not sent, would be the end of the channel
+        try:
+            super()._deliver(actor, message)
+        finally:
+            let_through()
 
     def _transmit(self, link: ProcessLink, message: Message) -> None:
         number = next(self._numbers)
@@ -330,7 +338,14 @@ class ProcessesEngine(Hub):
             return
         except OSError:
             alive = False
-        for kind, fields in link.channel.frames():
+        try:
+            frames = link.channel.frames()
+        except Exception as error:  # no file descriptor left for its memory, for one
+            self.ledger.fail(error)
+            link.channel.drop_input()
+            link.kill()
+            return
+        for kind, fields in frames:
             try:
                 self._frames[kind](self, link, *fields)
             except Exception as error:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Future
 from rollstream.engine.threads import QueueSink
 
@@ -96,10 +97,10 @@ class Pump:
         try:
             mine = self._take_turn()
             while mine and not until():
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
-                    break
+                left = None if end is None else max(0.0, end - time.monotonic())
                 self._once(left)
+                if left == 0:
+                    break
         finally:
             if mine:
                 self._owner = None
@@ -115,7 +116,9 @@ class Pump:
             try:
                 self._wanted = True
                 self.ring()
-                self._turn.acquire()
+                if not self._turn.acquire(timeout=_PATIENCE / 1e9):
+                    self._timer.set(at_once=True)
+                    return False  # a third thread was quicker, and serves
             finally:
                 self._wanted = False
                 self._claim.release()
@@ -128,9 +131,11 @@ class Pump:
         left = self._time_left()
         if left is not None:
             timeout = left if timeout is None else min(left, timeout)
-        _INTERRUPTS.let_through()  # here it does no harm: what is in the sockets stays there
-        events = self.selector.select(timeout)
-        _INTERRUPTS.hold_back()
+        try:
+            _INTERRUPTS.let_through()  # here it does no harm: what is in the sockets stays there
+            events = self.selector.select(timeout)
+        finally:
+            _INTERRUPTS.hold_back()
         for key, mask in events:
             key.data(mask)
         self._do_errands()
@@ -186,6 +191,8 @@ class PumpSink(QueueSink):
     def wait(self, timeout: float | None = None) -> Future[Any] | None:
         """Serve until there is a future; if another thread serves, it brings it."""
         if self._queue.empty():
+            if self._pump.mine():
+                raise EngineError("on_event cannot wait for replies: the thread it runs in has to bring them")
             start = time.monotonic()
             self._pump.serve(self._filled, timeout)
             if timeout is not None:
@@ -242,14 +249,14 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self._pumps = 0
-        self._busy = False
+        self._depth = 0
         self._caught: tuple[Any, ...] | None = None
         self._usual: Any = None
 
     def open(self) -> None:
         """A pump begins."""
         usual = signal.getsignal(signal.SIGINT)
-        if _in_main_thread() and self._usual is None and callable(usual):
+        if _in_main_thread() and self._usual is None and callable(usual) and usual != self._handle:
             self._usual = usual
             signal.signal(signal.SIGINT, self._handle)
         self._pumps += 1
@@ -263,7 +270,7 @@ class _Interrupts:
             self._usual = None
 
     def _handle(self, *caught: Any) -> None:
-        if self._busy:
+        if self._depth:
             self._caught = caught
         else:
             (self._usual or signal.default_int_handler)(*caught)
@@ -271,14 +278,14 @@ class _Interrupts:
     def hold_back(self) -> None:
         """Something begins that has to be done as a whole."""
         if _in_main_thread():
-            self._busy = True
+            self._depth += 1
 
     def let_through(self) -> None:
         """It is done."""
-        if self._busy and _in_main_thread():
-            self._busy = False
-            caught, self._caught = self._caught, None
-            if caught is not None:
+        if _in_main_thread():
+            self._depth -= 1
+            if not self._depth and self._caught is not None:
+                caught, self._caught = self._caught, None
                 self._handle(*caught)
 
 
@@ -287,3 +294,4 @@ def _in_main_thread() -> bool:
 
 
 _INTERRUPTS = _Interrupts()
+hold_back, let_through = _INTERRUPTS.hold_back, _INTERRUPTS.let_through

@@ -61,7 +61,8 @@ class RayEngine(RayHub):
         address: of a cluster, or `auto` for the one this machine belongs to.
         threads: threads that numeric libraries (BLAS, OpenMP, XLA) may use in each actor. Left out, it is
             one, unless the environment says otherwise.
-        on_event: called with an `ActorEvent` when an actor dies, in a thread of the engine.
+        on_event: called with an `ActorEvent` when an actor dies, in a thread of the engine; it must not wait
+            for actors.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class RayEngine(RayHub):
         if futures and self.ledger.follow(
             futures, Release(self, holder, partial(self._submit_task, number, message))
         ):
-            self.ledger.hold(holder, 1)
+            self.ledger.hold(holder, 1, futures)
         elif (error := failure_in(futures)) is not None:
             self.ledger.settle(message, None, error)
         elif message.counted and number not in self._tasks:

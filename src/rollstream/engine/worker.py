@@ -223,11 +223,13 @@ def main() -> None:
     name, life, control, fds, lifeline, pool = sys.argv[1], *map(int, sys.argv[2:])
     del sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends its actors
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, see launch.py
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     channel = Channel(socket.socket(fileno=control), socket.socket(fileno=fds), {})
+    os.register_at_fork(after_in_child=channel.close)  # or the driver would not see this process end
     ProcessOutpost(name, f"{name}#{life}", channel, pool).run()
 
 
