@@ -125,7 +125,7 @@ class Channel:
             return Segment(key, fd, size, self._gone)
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"no shared memory could be mapped: {error}; there may be no descriptor left (see ulimit -n): "
+                f"no shared memory could be mapped: {error}; maybe no descriptor is left (see ulimit -n): "
                 f"copy what is kept for long, or give rs.engine('processes', pool_bytes=...) more"
             ) from error
 
