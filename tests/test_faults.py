@@ -241,6 +241,30 @@ def test_a_hung_actor_has_a_deadline() -> None:
         assert event.reason == "hung: worker.hang took longer than 0.5 s"
 
 
+class Leisurely:
+    def work(self) -> str:
+        time.sleep(0.2)  # the slowness under test
+        return "done"
+
+
+def test_a_deadline_is_for_one_message() -> None:
+    with rs.engine("processes") as engine:
+        [worker] = engine.spawn(Leisurely, on_failure="restart", deadline=0.7)
+        assert engine.results([worker.call("work") for _ in range(5)]) == ["done"] * 5
+        assert engine.statistics().events == ()
+
+
+def test_restarts_on_purpose_do_not_count_as_deaths() -> None:
+    with rs.engine("processes") as engine:
+        [worker] = engine.spawn(Worker, on_failure="restart", max_restarts=1)
+        for _ in range(3):
+            worker.restart().result()
+        with pytest.raises(rs.ActorDied) as caught:
+            worker.call("die").result()
+        assert caught.value.outcome == "restarted"
+        assert engine.statistics().actors[0].restarts == 4
+
+
 def test_a_stage_goes_on_without_the_item_it_lost() -> None:
     with rs.engine("processes") as engine:
         learners = engine.spawn(Worker, count=2, on_failure="restart")

@@ -152,6 +152,7 @@ class Actor(Generic[A]):
         "busy",
         "cell",
         "cls",
+        "deaths",
         "engine",
         "failures",
         "gone",
@@ -176,7 +177,7 @@ class Actor(Generic[A]):
         self.terms = Terms()
         self.gone: ActorDied | None = None
         """Why it is no longer there, if it died and does not come back."""
-        self.messages = self.failures = self.restarts = self.lost = 0
+        self.messages = self.failures = self.restarts = self.deaths = self.lost = 0
         self.busy = 0.0
         self.cls: type[A] = cell.cls
         self.name = cell.context.name

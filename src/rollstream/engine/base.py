@@ -410,7 +410,8 @@ class Engine(ABC):
         handled, who waits for a reply is told, and all are counted.
         """
         terms, again = actor.terms, None
-        if terms.on_failure == "restart" and actor.restarts < terms.max_restarts:
+        if terms.on_failure == "restart" and actor.deaths < terms.max_restarts:
+            actor.deaths += 1
             actor.restarts += 1
             again = []
             for kind, message in list(actor.sticky.items()):  # others may be sending
