@@ -847,3 +847,24 @@ def test_driver_is_not_a_name_for_an_actor() -> None:
         [edge] = engine.spawn(Edge, name="driver")
         assert edge.name != "driver"
         assert edge.call("one").result() == 1
+
+
+class Quitter:
+    def __init__(self, code: int | None = None):
+        if code is not None:
+            sys.exit(code)
+
+    def quit(self) -> None:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "ray"])
+def test_an_actor_cannot_end_the_program(name: str) -> None:
+    with rs.engine(name) as engine:
+        [quitter] = engine.spawn(Quitter)
+        with pytest.raises(rs.EngineError, match=r"Quitter.quit called sys.exit\(3\), and what runs"):
+            quitter.call("quit").result()
+        with pytest.raises(rs.EngineError, match=r"the constructor of Quitter-2 called sys.exit\(4\)"):
+            engine.spawn(Quitter, (4,))
+        with pytest.raises(rs.EngineError, match=r"exit called sys.exit\(5\)"):
+            engine.submit(sys.exit, 5).result()

@@ -404,6 +404,17 @@ def test_a_message_held_back_for_an_actor_that_dies_does_not_hang_the_engine() -
         door.send("admit", None)
 
 
+def test_what_a_dead_actor_was_lent_is_free_again() -> None:
+    with rs.engine("processes", pool_bytes=1 << 20) as engine:
+        holder, other = engine.spawn(Worker, count=2, on_failure="drop")
+        large = np.zeros(3 << 18, np.uint8)
+        holder.apply(lambda worker, array: setattr(worker, "held", array), large).result()
+        with pytest.raises(rs.ActorDied):
+            holder.call("die").result()
+        other.apply(lambda worker, array: None, large).result()
+        assert engine.statistics().grown == 0
+
+
 def test_failing_calls_do_not_hold_memory() -> None:
     with rs.engine("processes", pool_bytes=8 << 20) as engine:
         [door] = engine.spawn(Door)

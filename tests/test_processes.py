@@ -76,6 +76,15 @@ class Echo:
     def unpicklable(self) -> Any:
         return {"a": [1, threading.Lock()]}
 
+    def tell(self, other: rs.Actor[Any], times: int, size: int, fifo: str) -> None:
+        for _ in range(times):
+            other.send("same", np.zeros(size, np.uint8))
+            other.send("touch", fifo)
+            Path(fifo).read_text()  # no word from the driver meanwhile
+
+    def touch(self, fifo: str) -> None:
+        Path(fifo).write_text("read")
+
     def ask(self, other: rs.Actor[Any], method: str, *args: Any) -> Any:
         return other.call(method, *args).result()
 
@@ -291,6 +300,43 @@ class Maker:
         return self.index, self.number, np.full(self.size, value, np.uint8)
 
 
+def test_an_actor_that_sends_for_long_is_given_back_what_was_read(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with ProcessesEngine(pool_bytes=1 << 20) as engine:
+        one, other = engine.spawn(Echo, count=2)
+        one.call("tell", other, 40, 1 << 18, str(fifo)).result()
+        assert other.call("sums").result() == []
+        assert engine.statistics().grown == 0
+
+
+def _descriptors() -> int:
+    return sum("memfd:rollstream" in os.readlink(link) for link in _links_of_descriptors())
+
+
+def _links_of_descriptors() -> list[str]:
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.islink(link)]
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of its:RuntimeWarning")
+def test_memory_beyond_the_pool_is_given_back_on_both_sides() -> None:
+    with ProcessesEngine(pool_bytes=1 << 16) as engine:
+        [echo] = engine.spawn(Echo)
+        before = _descriptors()
+        for _ in range(5):
+            echo.call("keep", np.zeros(1 << 20, np.uint8)).result()
+        made = [echo.call("fresh", 1 << 20).result() for _ in range(5)]
+        assert echo.apply(lambda _: _descriptors()).result() == 2 * 11  # two a segment
+        assert _descriptors() == before + 2 * 11
+        del made
+        echo.call("drop").result()
+        for _ in range(3):  # what is free is noticed when memory is needed, and told with what is sent
+            echo.call("same", np.zeros(1 << 14, np.uint8)).result()
+        assert echo.apply(lambda _: _descriptors()).result() == 2 * 4  # a pool and a spare of each side
+        assert _descriptors() == before + 2 * 4
+
+
 def test_an_item_larger_than_the_pool_works() -> None:
     with warnings.catch_warnings(), rs.engine("processes", pool_bytes=1 << 20) as engine:
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -395,7 +441,9 @@ def test_what_cannot_be_pickled_is_named(engine: ProcessesEngine) -> None:
         echo.apply(lambda instance: lock)
     with pytest.raises(rs.EngineError, match=r"the result\['a'\]\[1\] is a lock, which cannot be sent"):
         echo.call("unpicklable").result()
-    with pytest.raises(rs.EngineError, match=r"an engine .* does not travel"):
+    with pytest.raises(rs.EngineError, match=r"\(its variable '_LOCK'\) is a lock"):
+        echo.apply(eval("lambda instance: _LOCK", {"_LOCK": lock, "__name__": "__main__"}))
+    with pytest.raises(rs.EngineError, match=r"argument 1 of Echo.same: an engine .* does not travel; open"):
         echo.call("same", engine)
     with rs.engine("inline") as other:
         [foreign] = other.spawn(Echo)

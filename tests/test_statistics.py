@@ -1,5 +1,6 @@
 """Line 14 of the contract: every node knows what it did, the bottleneck has a name, a run can be traced."""
 
+import itertools
 import json
 import threading
 import time
@@ -30,6 +31,10 @@ class Busy:
     def __call__(self, item: Any) -> Any:
         spin(self.seconds)
         return item
+
+
+def len_told(source: ScriptedSource) -> int:
+    return len(source.told)
 
 
 class Learner:
@@ -170,7 +175,9 @@ def test_14_a_trace_opens_in_perfetto(name: str, tmp_path: Path) -> None:
         shards = flow.from_actors(sources, "next", name="rollouts").for_each(str, name="shard-side")
         plan = shards.gather_async().for_each(int).for_each(tell).trace(path)
         assert not path.exists()
-        assert len(list(plan)) == 8
+        assert len(list(itertools.islice(plan, 8))) == 8
+        sources[0].apply(len_told).result()  # so all it was told has come before the trace is written
+        assert list(plan) == []
     events = json.loads(path.read_text())["traceEvents"]
     tracks = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
     assert {"driver", "worker[0]", "worker[1]"} <= set(tracks)

@@ -92,6 +92,8 @@ class Cell:
         except Exception as error:
             error.add_note(f"raised while {self.context.name} was built")
             raise
+        except SystemExit as error:
+            raise _cannot_exit(f"the constructor of {self.context.name}", error) from error
 
     def run(self, operation: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Handle one message: call a method of the instance, or a function of the cell."""
@@ -103,6 +105,9 @@ class Cell:
             if isinstance(operation, str):
                 return getattr(self.instance, operation)(*args)
             return operation(self, *args)
+        except SystemExit as error:
+            name = operation if isinstance(operation, str) else operation.__name__
+            raise _cannot_exit(f"{self.context.name}.{name}", error) from error
         finally:
             while self.afterwards:
                 self.afterwards.popleft()()
@@ -223,7 +228,7 @@ class Actor(Generic[A]):
                 n for n in dir(self.cls) if not n.startswith("_") and callable(getattr(self.cls, n))
             )
             raise EngineError(
-                f"{self.name} is a {self.cls.__name__}, which has no method {method!r}; "
+                f"{self.name}, of class {self.cls.__name__}, has no method {method!r}; "
                 f"it has: {known or 'none'}"
             )
 
@@ -265,6 +270,21 @@ def perform(
     except catches as caught:
         error = caught
     return value, error, start, time.perf_counter()
+
+
+def run_task(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a stateless function."""
+    try:
+        return function(*resolve(args))
+    except SystemExit as error:
+        raise _cannot_exit(getattr(function, "__name__", repr(function)), error) from error
+
+
+def _cannot_exit(what: str, error: SystemExit) -> EngineError:
+    return EngineError(
+        f"{what} called sys.exit({error.code!r}), and what runs on an engine cannot end the program: raise "
+        f"an error, or end the loop that drives it"
+    )
 
 
 def rebuild(cell: Cell, sticky: list[Any]) -> None:

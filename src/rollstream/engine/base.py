@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, rebuild, resolve
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, rebuild, run_task
 from rollstream.engine.errors import ActorDied, Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref, Sink
 from rollstream.engine.ledger import Ledger
@@ -283,7 +283,7 @@ class Engine(ABC):
         if kind is not None:
             actor.sticky.pop(kind, None)  # the last of its kind takes its place in the order sent
             actor.sticky[kind] = message
-        if self.tracer is not None:
+        if self.tracer is not None and message.posted is None:
             message.posted = (self.sender(), time.perf_counter())
         try:
             if self.concurrent:  # else it is handled before this returns
@@ -463,7 +463,7 @@ class Engine(ABC):
         try:
             function = message.operation
             assert callable(function)
-            value, error = function(*resolve(message.args)), None
+            value, error = run_task(function, message.args), None
         except self.catches as caught:
             value, error = None, caught
         except BaseException:

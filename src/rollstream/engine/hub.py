@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -30,7 +30,7 @@ GRACE = 1.0
 Started: TypeAlias = SimpleQueue[BaseException | None]
 
 
-class Link:
+class Link(ABC):
     """The driver's side of one actor, through all its lives: what was sent to it and is not yet handled."""
 
     def __init__(self, engine: Hub, actor: Actor[Any], recipe: Parcel, started: Started):
@@ -58,13 +58,13 @@ class Link:
         self.stopping = False
         self.ended = threading.Event()
 
+    @abstractmethod
     def first(self) -> Message | None:
         """The message it is at."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
         """End it at once."""
-        raise NotImplementedError
 
 
 class Hub(Engine):
@@ -293,12 +293,12 @@ class Hub(Engine):
             message.future = link.calls[number] = Future(self, label, target, token=number)
             message.future.waiters = (link.answers,)
             message.future.read = True  # its sender has to see to it
+        if self.tracer is not None:
+            message.posted = (link.actor.name, time.perf_counter())
         try:
             self.post(self.actors[target], message, kind)
         except EngineError as error:  # the other is gone, or the engine is closed
             self.ledger.settle(message, None, error)
-        if message.posted is not None:
-            message.posted = (link.actor.name, message.posted[1])
 
     def _answer(self, link: Link, future: Future[Any]) -> None:
         """Give an actor the reply to what it asked of another."""

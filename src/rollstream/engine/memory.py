@@ -244,5 +244,10 @@ class Arena:
         return segment
 
 
+def room_for(buffers: Sequence[memoryview]) -> int:
+    """How many bytes a block with these buffers takes."""
+    return sum(_rounded(buffer.nbytes) for buffer in buffers)
+
+
 def _rounded(size: int) -> int:
     return -size // ALIGNMENT * -ALIGNMENT or ALIGNMENT

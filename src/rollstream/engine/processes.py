@@ -20,14 +20,14 @@ from itertools import count
 from typing import Any, ClassVar
 
 from rollstream.engine import worker as outpost
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, resolve
+from rollstream.engine.actor import Actor, ActorContext, Cell, Message, run_task
 from rollstream.engine.base import EngineStatistics
 from rollstream.engine.channel import FORGET, Channel
 from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.hub import GRACE, Hub, Link, Started
 from rollstream.engine.launch import Process
-from rollstream.engine.memory import Arena, Segment
+from rollstream.engine.memory import Arena, Segment, room_for
 from rollstream.engine.pump import Pump, PumpSink, hold_back, let_through
 from rollstream.engine.supervision import EventCallback, Terms
 from rollstream.engine.threads import QueueSink
@@ -85,8 +85,8 @@ class ProcessesEngine(Hub):
         self, *, pool_bytes: int = POOL, threads: int | None = None, on_event: EventCallback | None = None
     ):
         super().__init__(threads=threads, on_event=on_event)
-        if pool_bytes < 1 << 16:
-            raise EngineError(f"pool_bytes={pool_bytes}: give at least 65536")
+        if not isinstance(pool_bytes, int) or pool_bytes < 1 << 16:
+            raise EngineError(f"pool_bytes={pool_bytes!r}: give a number of bytes, at least 65536")
         self.pool_bytes = pool_bytes
         self._arena = Arena("driver", pool_bytes)
         self._maps: dict[str, Segment] = {}
@@ -127,7 +127,7 @@ class ProcessesEngine(Hub):
 
     def _store(self, buffers: list[memoryview]) -> Any:
         """Copy buffers into the driver's pool. While that is full of what is on its way, wait."""
-        size = sum(buffer.nbytes for buffer in buffers)
+        size = room_for(buffers)
         if not self._arena.fits(size) and self._pump is not None and not self._pump.mine():
             self._wait_for_room(size)
         block = self._arena.store(buffers)
@@ -402,6 +402,11 @@ class ProcessesEngine(Hub):
     def _frame_post(self, link: ProcessLink, target: str, wrapped: Any, *about: Any) -> None:
         self._take_post(link, target, link.channel.unwrap(wrapped), *about)
 
+    def _frame_wants(self, link: ProcessLink) -> None:
+        """An actor needs the memory it has lent: say what is no longer read."""
+        with link.lock:
+            self._write(link, link.channel.frame(outpost.RETURNED))
+
     def _frame_grew(self, link: ProcessLink, times: int) -> None:
         self._note_growth(link.actor.name, times)
 
@@ -419,6 +424,7 @@ class ProcessesEngine(Hub):
         outpost.LATE: _frame_late,
         outpost.POST: _frame_post,
         outpost.WAITING: Hub._take_waiting,
+        outpost.WANTS: _frame_wants,
         outpost.GREW: _frame_grew,
         outpost.ENDED: _frame_ended,
         FORGET: _frame_forget,
@@ -468,4 +474,4 @@ class _Helper:
 
 
 def _task(_: Cell, function: Callable[..., Any], *args: Any) -> Any:
-    return function(*resolve(args))
+    return run_task(function, args)

@@ -277,12 +277,12 @@ class _Interrupts:
 
     def hold_back(self) -> None:
         """Something begins that has to be done as a whole."""
-        if _in_main_thread():
+        if threading.get_ident() == _MAIN:  # in line: this is done for every message
             self._depth += 1
 
     def let_through(self) -> None:
         """It is done."""
-        if _in_main_thread():
+        if threading.get_ident() == _MAIN:
             self._depth -= 1
             if not self._depth and self._caught is not None:
                 caught, self._caught = self._caught, None
@@ -290,8 +290,9 @@ class _Interrupts:
 
 
 def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    return threading.get_ident() == _MAIN
 
 
+_MAIN = threading.main_thread().ident
 _INTERRUPTS = _Interrupts()
 hold_back, let_through = _INTERRUPTS.hold_back, _INTERRUPTS.let_through

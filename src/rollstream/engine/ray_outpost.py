@@ -13,7 +13,7 @@ from typing import Any
 
 from ray._private.worker import global_worker
 
-from rollstream.engine.actor import Actor, Message, perform, resolve
+from rollstream.engine.actor import Actor, Message, perform, run_task
 from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.outpost import Outpost
@@ -99,7 +99,7 @@ class RayOutpost(Outpost):
         start, value, error = time.perf_counter(), None, None
         try:
             function, args = self._opened(body, items)
-            value = function(*resolve(args))
+            value = run_task(function, args)
         except BaseException as problem:
             error = problem
         return self._reply(value, error, start, time.perf_counter())

@@ -39,6 +39,10 @@ _QUICK, _ARRAY = b"quick", b"array"
 """How the bytes of usual messages and of single arrays begin, which are packed without cloudpickle."""
 
 
+class NotForOthers(pickle.PicklingError):
+    """Something of an engine's own was to travel where it means nothing; the text says what to do."""
+
+
 class Site(Protocol):
     """Where a parcel is opened: knows what the references and handles in it stand for there."""
 
@@ -181,11 +185,17 @@ def _quickly_unpacked(parcel: Parcel, site: Site) -> tuple[str, tuple[Any, ...]]
 
 def cannot_travel(value: Any, what: str, problem: Exception) -> EngineError:
     """An error that says which part of a value cannot be pickled."""
+    if isinstance(problem, NotForOthers):
+        return EngineError(f"{what}: {problem}")
     path, thing = culprit(value, what)
     return EngineError(
-        f"{path} is a {type(thing).__name__}, which cannot be sent to another process: {problem}; "
+        f"{path} is {_a(type(thing).__name__)}, which cannot be sent to another process: {problem}; "
         f"make it where it is needed, or leave it out with __getstate__"
     )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
 
 
 def opened_reply(site: Site, future: Future[Any]) -> Any:
@@ -240,18 +250,18 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_array(obj)
         if issubclass(kind, Actor):
             if obj.engine is not self._engine:
-                raise pickle.PicklingError(
+                raise NotForOthers(
                     f"{obj.name} is an actor of another engine, and its handle travels in messages of that "
                     f"one only"
                 )
             return _handle, (obj.name, obj.index, class_bytes(obj.cls))
         if issubclass(kind, (Ref, Future)):
             if not isinstance(obj, ParcelRef) and getattr(obj, "engine", None) is not self._engine:
-                raise pickle.PicklingError(f"{obj!r} belongs to another engine; send the value itself")
+                raise NotForOthers(f"{obj!r} belongs to another engine; send the value itself")
             self.parts.append(obj)
             return _part, (len(self.parts) - 1,)
         if issubclass(kind, Engine):
-            raise pickle.PicklingError(
+            raise NotForOthers(
                 f"an engine ({obj!r}) does not travel; open one where it is needed: with rs.engine(...)"
             )
         if kind is FunctionType and obj.__module__ == __name__:
@@ -364,13 +374,11 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, (list, tuple)):
         return [(f"[{index}]", part) for index, part in enumerate(value)]
-    closure = getattr(value, "__closure__", None)
-    if closure:
-        names = value.__code__.co_freevars
-        return [
-            (f" (its variable {name!r})", cell.cell_contents)
-            for name, cell in zip(names, closure, strict=True)
-        ]
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        used = {name: cell.cell_contents for name, cell in cells}
+        used |= {n: value.__globals__[n] for n in value.__code__.co_names if n in value.__globals__}
+        return [(f" (its variable {name!r})", part) for name, part in used.items()]
     if hasattr(value, "__dict__") and not isinstance(value, type):
         return [(f".{name}", part) for name, part in vars(value).items()]
     return []

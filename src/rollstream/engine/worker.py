@@ -19,12 +19,13 @@ from rollstream.engine.actor import Message, perform
 from rollstream.engine.channel import Channel
 from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
-from rollstream.engine.memory import Arena
+from rollstream.engine.memory import Arena, Block, room_for
 from rollstream.engine.outpost import Outpost
 from rollstream.engine.wire import Parcel, cannot_travel, pack, packed_error, packed_message, unpack
 
-BUILD, MESSAGE, REPLY, STOP = "build", "message", "reply", "stop"
-BUILT, DONE, LATE, POST, WAITING, GREW, ENDED = "built", "done", "late", "post", "waiting", "grew", "ended"
+BUILD, MESSAGE, REPLY, RETURNED, STOP = "build", "message", "reply", "returned", "stop"
+BUILT, DONE, LATE, POST, WAITING, ENDED = "built", "done", "late", "post", "waiting", "ended"
+WANTS, GREW = "wants", "grew"
 VALUE, ERROR, DEFERRED = 0, 1, 2
 
 
@@ -41,6 +42,8 @@ class ProcessOutpost(Outpost):
         self._thread = threading.get_ident()
         self._mailbox: deque[tuple[Any, ...]] = deque()
         self._grown = 0
+        self._wants = False
+        """Whether the driver has been asked for memory that nobody reads any more."""
 
     # The loop ----------------------------------------------------------------------------------
 
@@ -73,6 +76,8 @@ class ProcessOutpost(Outpost):
             if kind == REPLY:
                 number, status, wrapped = fields
                 self._take_reply(number, channel.unwrap(wrapped), failed=status == ERROR)
+            elif kind == RETURNED:
+                self._wants = False
             elif kind == STOP:
                 self._stopping = True
                 self.ledger.close()
@@ -154,6 +159,15 @@ class ProcessOutpost(Outpost):
         except OSError:
             os._exit(0)  # the driver is gone
 
+    def _store(self, buffers: list[memoryview]) -> Block:
+        """Copy buffers into this actor's pool; if that is full, first ask for what is no longer read."""
+        if threading.get_ident() == self._thread and not self._arena.fits(room_for(buffers)):
+            self._wants = True
+            self._send(WANTS)
+            while self._wants:
+                self.read()
+        return self._arena.store(buffers)
+
     def _wrapped(self, value: Any, error: BaseException | None) -> tuple[int, tuple[Any, ...]]:
         if error is None:
             try:
@@ -164,16 +178,16 @@ class ProcessOutpost(Outpost):
 
     def _wrapped_error(self, error: BaseException) -> tuple[Any, ...]:
         where = f"{self._name}, process {os.getpid()}"
-        return self._channel.wrap(packed_error(error, self, self._arena.store, where))
+        return self._channel.wrap(packed_error(error, self, self._store, where))
 
     def _pack(self, value: Any) -> Parcel:
-        return pack(value, self, self._arena.store)
+        return pack(value, self, self._store)
 
     def _opened(self, wrapped: Any) -> Any:
         return unpack(self._channel.unwrap(wrapped), self)
 
     def _pack_message(self, message: Message) -> Parcel:
-        return packed_message(self, message, self._arena.store)
+        return packed_message(self, message, self._store)
 
     def _say_post(
         self, target: str, parcel: Parcel, number: int | None, label: str, kind: str | None
