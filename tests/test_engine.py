@@ -532,6 +532,10 @@ def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> 
 # What happens at the edges ------------------------------------------------------------------------------
 
 
+class Unusual(BaseException):
+    """Not an `Exception`."""
+
+
 class Edge:
     def __init__(self, *, context: ActorContext) -> None:
         if context.restarts == 1:
@@ -558,7 +562,7 @@ class Edge:
         raise ValueError(message)
 
     def leave(self) -> None:
-        raise SystemExit(3)
+        raise Unusual
 
 
 def test_an_actor_that_waits_in_vain_does_not_keep_the_scope_open() -> None:
@@ -583,7 +587,7 @@ def test_an_actor_that_waits_in_vain_is_a_deadlock_of_the_flow() -> None:
 def test_whatever_a_method_raises_reaches_the_caller() -> None:
     with rs.engine("threads") as engine:
         [edge] = engine.spawn(Edge)
-        with pytest.raises(SystemExit):
+        with pytest.raises(Unusual):
             edge.call("leave").result()
         assert edge.call("one").result() == 1
 
@@ -777,9 +781,9 @@ def test_a_reply_that_was_waited_for_has_been_seen(name: str) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_task_may_raise_anything(name: str) -> None:
     def leave() -> None:
-        raise SystemExit(3)
+        raise Unusual
 
-    with rs.engine(name) as engine, pytest.raises(SystemExit):
+    with rs.engine(name) as engine, pytest.raises(Unusual):
         engine.submit(leave).result()
 
 

@@ -460,6 +460,27 @@ def test_an_operator_that_cannot_travel_is_named_with_its_line(engine: Processes
         next(plan)
 
 
+def test_a_fork_of_the_driver_does_not_talk_to_its_actors(engine: ProcessesEngine) -> None:
+    [echo] = engine.spawn(Echo)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            echo.call("same", 1)
+        except rs.EngineError as error:
+            engine.close()
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        assert file.read() == (
+            f"this engine belongs to process {os.getpid()}, of which this one is a fork; open one here"
+        )
+    assert echo.call("same", 1).result() == 1
+
+
 # Actors among themselves -------------------------------------------------------------------------
 
 

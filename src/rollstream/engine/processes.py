@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -88,6 +89,8 @@ class ProcessesEngine(Hub):
         if not isinstance(pool_bytes, int) or pool_bytes < 1 << 16:
             raise EngineError(f"pool_bytes={pool_bytes!r}: give a number of bytes, at least 65536")
         self.pool_bytes = pool_bytes
+        self._process = os.getpid()
+        _ENGINES.add(self)
         self._arena = Arena("driver", pool_bytes)
         self._maps: dict[str, Segment] = {}
         self._gone: deque[str] = deque()
@@ -113,6 +116,14 @@ class ProcessesEngine(Hub):
     def sink(self) -> Sink:
         """A sink whose owner serves the actors' sockets while it waits."""
         return QueueSink() if self._pump is None else PumpSink(self._pump)
+
+    def require_open(self) -> None:
+        """Raise if the engine is closed, or another process's."""
+        if self._process != os.getpid():
+            raise EngineError(
+                f"this engine belongs to process {self._process}, of which this one is a fork; open one here"
+            )
+        super().require_open()
 
     # What travels ------------------------------------------------------------------------------
 
@@ -463,6 +474,18 @@ class ProcessesEngine(Hub):
             with link.lock:
                 if not link.down and (frame := link.channel.forget(keys)) is not None:
                     self._write(link, frame)
+
+
+_ENGINES: weakref.WeakSet[ProcessesEngine] = weakref.WeakSet()
+
+
+def _close_after_fork() -> None:
+    """In a fork of this process, its actors are not to be talked to."""
+    for engine in list(_ENGINES):
+        engine.ledger.closed = True
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def _nothing() -> None:
