@@ -872,3 +872,105 @@ def test_an_actor_cannot_end_the_program(name: str) -> None:
             engine.spawn(Quitter, (4,))
         with pytest.raises(rs.EngineError, match=r"exit called sys.exit\(5\)"):
             engine.submit(sys.exit, 5).result()
+
+
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_actors_that_wait_for_each_other_are_a_deadlock_without_a_flow(name: str) -> None:
+    engine = rs.engine(name)
+    first, second = engine.spawn(Circular, count=2)
+    first.call("know", first).result()
+    with pytest.raises(rs.Deadlock, match="in a circle"):
+        first.call("meet", second).result()
+    engine.close(drain=False)
+
+
+class Circular:
+    def meet(self, other: Any) -> Any:
+        """Have the other ask back, which waits for this one."""
+        return other.call("ask", self.me).result()
+
+    def ask(self, other: Any) -> Any:
+        return other.call("one").result()
+
+    def one(self) -> int:
+        return 1
+
+    def know(self, me: Any) -> None:
+        self.me = me
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+def test_an_error_that_was_waited_for_does_not_come_up_again(name: str) -> None:
+    with rs.engine(name) as engine:
+        [edge] = engine.spawn(Failing)
+        with pytest.raises(ValueError, match="sent"):
+            _both(engine, edge)
+
+
+def _both(engine: rs.Engine, failing: rs.Actor[Any]) -> None:
+    failing.send("fail", "sent")
+    engine.results([failing.call("fail", "called")])
+
+
+class Failing:
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"count": 2.0}, "count=2.0: spawn a whole number"),
+        ({"deadline": "3"}, "deadline='3': give the seconds"),
+        ({"deadline": float("nan")}, "deadline=nan: give the seconds"),
+        ({"max_restarts": 1.5}, "max_restarts=1.5: give a whole number"),
+        ({"resources": [1]}, r"resources=\[1\]: give them by name"),
+        ({"resources": {"num_cpus": -1}}, "how much num_cpus is a number"),
+    ],
+)
+def test_terms_are_checked(options: dict[str, Any], text: str) -> None:
+    with rs.engine("inline") as engine, pytest.raises(rs.EngineError, match=text):
+        engine.spawn(Failing, **options)
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+def test_a_callback_is_checked(name: str) -> None:
+    with pytest.raises(rs.EngineError, match="on_event=5: give a function"):
+        rs.engine(name, on_event=5)
+
+
+def test_who_closes_is_told_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(sys.modules["rollstream.engine.base"], "PATIENCE", 0.01)
+    with rs.engine("threads") as engine:
+        [edge] = engine.spawn(Waiting, (gate,))
+        edge.send("wait")
+        say = engine._say_what_is_waited_for
+        monkeypatch.setattr(engine, "_say_what_is_waited_for", lambda: (say(), gate.set()))
+    assert "Waiting is still at one; press Ctrl-C" in capsys.readouterr().err
+
+
+class Waiting:
+    def __init__(self, gate: threading.Event):
+        self.gate = gate
+
+    def wait(self) -> None:
+        self.gate.wait()
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+def test_an_operator_on_a_shard_cannot_end_the_program(name: str) -> None:
+    def leave(item: int) -> None:
+        sys.exit(item)
+
+    with rs.engine(name) as engine:
+        shards = rs.flow.from_actors(engine.spawn(Counting), "next")
+        with pytest.raises(rs.OperatorError, match=r"leave.*sys.exit\(1\)"):
+            next(shards.for_each(leave).gather_sync())
+
+
+class Counting:
+    def next(self) -> int:
+        return 1

@@ -415,6 +415,34 @@ def test_what_a_dead_actor_was_lent_is_free_again() -> None:
         assert engine.statistics().grown == 0
 
 
+class Victim(Worker):
+    def block(self, fifo: str) -> None:
+        Path(fifo).read_text()
+
+    def take(self, fifo: str, array: Any) -> None:
+        Path(fifo).read_text()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_driver_that_waits_for_room_goes_on_when_who_held_it_dies(tmp_path: Path) -> None:
+    """Another thread serves meanwhile, so nothing but the death can wake the one that waits."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    os.mkfifo(first)
+    os.mkfifo(second)
+    with rs.engine("processes", pool_bytes=1 << 20) as engine:
+        other, victim = engine.spawn(Victim, count=2, on_failure="drop")
+        blocked = other.call("block", first)
+        serving = threading.Thread(target=blocked.result)
+        serving.start()
+        large = np.zeros(3 << 18, np.uint8)
+        victim.send("take", second, large)
+        threading.Thread(target=lambda: Path(second).write_text("die")).start()
+        victim.send("take", second, large)  # does not fit before the first is gone
+        Path(first).write_text("go on")
+        serving.join()
+        assert engine.statistics().grown == 0
+
+
 def test_failing_calls_do_not_hold_memory() -> None:
     with rs.engine("processes", pool_bytes=8 << 20) as engine:
         [door] = engine.spawn(Door)

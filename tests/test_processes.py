@@ -481,6 +481,92 @@ def test_a_fork_of_the_driver_does_not_talk_to_its_actors(engine: ProcessesEngin
     assert echo.call("same", 1).result() == 1
 
 
+class Threaded:
+    def __init__(self) -> None:
+        threading.Thread(target=threading.Event().wait, name="forgotten").start()
+
+
+def test_a_thread_that_an_actor_left_behind_does_not_keep_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with ProcessesEngine() as engine:
+        engine.spawn(Threaded)
+    assert "Threaded has ended and left a thread running: forgotten" in capfd.readouterr().err
+
+
+class Forking(Echo):
+    def fork(self, other: rs.Actor[Any]) -> int:
+        """Whether a forked copy is refused: 3 if so."""
+        pid = os.fork()
+        if not pid:
+            try:
+                other.send("keep", np.full(10_000, 9, np.uint8))
+            except rs.EngineError:
+                os._exit(3)
+            os._exit(4)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_of_an_actor_keeps_out_of_its_memory(engine: ProcessesEngine) -> None:
+    forking, other = engine.spawn(Forking, count=2)
+    made = forking.call("fresh", 10_000).result()
+    assert forking.call("fork", other).result() == 3
+    assert (made == 1).all()
+    assert other.call("sums").result() == []
+
+
+def test_a_reference_belongs_to_its_engine(engine: ProcessesEngine) -> None:
+    [echo] = engine.spawn(Echo)
+    own = engine.put(np.full(10_000, 7, np.uint8))
+    with ProcessesEngine() as other:
+        foreign = other.put(np.full(10_000, 1, np.uint8))
+        for argument in (foreign, [foreign]):
+            with pytest.raises(
+                rs.EngineError, match=r"argument 1 of Echo\.same: <Ref of the processes en"
+            ):
+                echo.call("same", argument)
+    assert int(echo.call("same", own).result()[0]) == 7
+
+
+class Late(Echo):
+    def pair(self, other: rs.Actor[Any]) -> Any:
+        return [np.zeros(100_000, np.uint8), other.call("same", 1)]
+
+
+def test_a_result_may_hold_replies_and_does_not_hold_memory() -> None:
+    with ProcessesEngine(pool_bytes=1 << 19) as engine:
+        late, other = engine.spawn(Late, count=2)
+        for _ in range(20):
+            assert late.call("pair", other).result()[1].get() == 1
+        assert engine.statistics().grown == 0
+
+
+class Talkative(Echo):
+    def talk(self, other: rs.Actor[Any]) -> None:
+        def work() -> None:
+            for _ in range(3000):
+                other.send("same", b"x" * 4000)
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    def listen(self) -> None:
+        self.thread.join()
+
+
+def test_a_thread_of_an_actor_may_send(engine: ProcessesEngine) -> None:
+    talkative, other = engine.spawn(Talkative, count=2)
+    talkative.call("talk", other).result()
+    for _ in range(5):
+        engine.results([talkative.call("same", 1) for _ in range(300)])
+    talkative.call("listen").result()
+
+
+def test_output_is_passed_on_whole(engine: ProcessesEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    [echo] = engine.spawn(Echo)
+    echo.call("say", "€" * 50_000).result()
+    engine.close()
+    assert capfd.readouterr().out == "€" * 50_000 + "\n"
+
+
 # Actors among themselves -------------------------------------------------------------------------
 
 

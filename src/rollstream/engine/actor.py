@@ -93,7 +93,7 @@ class Cell:
             error.add_note(f"raised while {self.context.name} was built")
             raise
         except SystemExit as error:
-            raise _cannot_exit(f"the constructor of {self.context.name}", error) from error
+            raise cannot_exit(f"the constructor of {self.context.name}", error) from error
 
     def run(self, operation: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Handle one message: call a method of the instance, or a function of the cell."""
@@ -102,15 +102,16 @@ class Cell:
                 args = resolve(args)
                 break
         try:
-            if isinstance(operation, str):
-                return getattr(self.instance, operation)(*args)
-            return operation(self, *args)
+            try:
+                if isinstance(operation, str):
+                    return getattr(self.instance, operation)(*args)
+                return operation(self, *args)
+            finally:
+                while self.afterwards:
+                    self.afterwards.popleft()()
         except SystemExit as error:
-            name = operation if isinstance(operation, str) else operation.__name__
-            raise _cannot_exit(f"{self.context.name}.{name}", error) from error
-        finally:
-            while self.afterwards:
-                self.afterwards.popleft()()
+            what = operation if isinstance(operation, str) else "a function"
+            raise cannot_exit(f"{self.context.name}.{what}", error) from error
 
     def rebuild(self, sticky: Iterable[tuple[str | Callable[..., Any], tuple[Any, ...]]]) -> None:
         """Replace the instance by a fresh one, then handle its sticky messages again."""
@@ -128,7 +129,10 @@ class Cell:
         instance, self.instance = self.instance, _Nobody(self.context.name)
         self.context.local.clear()
         if callable(close := getattr(instance, "close", None)):
-            close()
+            try:
+                close()
+            except SystemExit as error:
+                raise cannot_exit(f"{self.context.name}.close", error) from error
 
 
 class _Nobody:
@@ -277,13 +281,15 @@ def run_task(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return function(*resolve(args))
     except SystemExit as error:
-        raise _cannot_exit(getattr(function, "__name__", repr(function)), error) from error
+        raise cannot_exit(getattr(function, "__name__", repr(function)), error) from error
 
 
-def _cannot_exit(what: str, error: SystemExit) -> EngineError:
+def cannot_exit(what: str, error: SystemExit) -> EngineError:
+    """An error in place of the end of the program, which is the driver's to decide."""
+    code = "" if error.code is None else repr(error.code)
     return EngineError(
-        f"{what} called sys.exit({error.code!r}), and what runs on an engine cannot end the program: raise "
-        f"an error, or end the loop that drives it"
+        f"{what} called sys.exit({code}), and what runs on an engine cannot end the program: raise an error, "
+        f"or end the loop that drives it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +22,10 @@ T = TypeVar("T")
 Self = TypeVar("Self", bound="Engine")
 DRIVER = "driver"
 """The name of whoever is not an actor: the thread that runs a flow, usually."""
+
+
+PATIENCE = 5.0
+"""Seconds after which whoever closes an engine is told what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class Engine(ABC):
     """What a method may raise into its reply; Ctrl-C, in the sender's own thread, is the sender's."""
 
     def __init__(self, *, on_event: EventCallback | None = None) -> None:
+        if on_event is not None and not callable(on_event):
+            raise EngineError(f"on_event={on_event!r}: give a function of an ActorEvent")
         self.on_event = on_event
         """Told of every actor that dies."""
         self.events: list[ActorEvent] = []
@@ -135,8 +142,8 @@ class Engine(ABC):
             raise EngineError(
                 f"args={args!r}: give the constructor's arguments as a tuple; how many is count="
             )
-        if count < 1:
-            raise EngineError(f"count={count}: spawn at least one actor")
+        if not isinstance(count, int) or count < 1:
+            raise EngineError(f"count={count!r}: spawn a whole number of actors, at least one")
         terms = Terms(on_failure, max_restarts, deadline, resources or {})
         names = self._take_names(name or cls.__name__, count)
         contexts = [ActorContext(actor, index, count) for index, actor in enumerate(names)]
@@ -176,6 +183,8 @@ class Engine(ABC):
         try:
             while True:
                 if from_driver and self.ledger.failures:
+                    for future in futures:
+                        future.read = True  # an error of theirs is not to come up again at the end
                     self.ledger.raise_failure()
                 if not self.ledger.expect(futures, count, sink, blocked):
                     break
@@ -189,6 +198,10 @@ class Engine(ABC):
                 if end is not None and (time.monotonic() >= end or self.hopeless()):
                     break
                 self._require_hope([future.label for future in futures if not future.done])
+                if from_driver and end is None and self.ledger.stuck():
+                    raise Deadlock(
+                        f"{futures[0].label} waits for an actor that waits for another, and so on in a circle"
+                    )
         finally:
             self.ledger.forget(futures, sink)
         for future in futures:
@@ -355,13 +368,27 @@ class Engine(ABC):
         if self.interrupted:
             self.results([actor.ask(_nothing) for actor in self.actors.values()])
             return
-        sink = self.sink()
+        sink, patience = self.sink(), PATIENCE
         self.ledger.watch(sink)
         try:
             while not self.ledger.idle() and not self.ledger.failures:
-                sink.wait()
+                start = time.monotonic()
+                sink.wait(patience)
+                if patience is not None:
+                    patience -= time.monotonic() - start
+                    if patience <= 0:
+                        self._say_what_is_waited_for()
+                        patience = None
         finally:
             self.ledger.unwatch(sink)
+
+    def _say_what_is_waited_for(self) -> None:
+        busy = [actor.name for actor in self.actors.values() if actor.outstanding]
+        text = (
+            f"the engine is closed once every message has been handled, and {', '.join(busy)} is still at "
+            f"one; press Ctrl-C to end it, or give spawn a deadline"
+        )
+        print(text, file=sys.stderr, flush=True)
 
     # Handling a message ------------------------------------------------------------------------
 

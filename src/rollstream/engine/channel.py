@@ -9,6 +9,7 @@ giving memory back costs no message of its own.
 from __future__ import annotations
 
 import pickle
+import select
 import socket
 import struct
 from collections import deque
@@ -50,11 +51,14 @@ class Channel:
         self._unshown: list[Segment] = []
         self._chunk = memoryview(bytearray(_CHUNK))  # read into again and again: allocating costs more
         self._input: bytes | bytearray = b""
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
 
     # Out ---------------------------------------------------------------------------------------
 
     def wrap(self, parcel: Parcel) -> tuple[Any, ...]:
         """A parcel as plain data; its memory is lent to the peer."""
+        parts = tuple(self.wrap(parcel_of(part)) for part in parcel.parts)
         memory, described = parcel.memory, None
         if memory is not None:
             segment, loan = memory.segment, next(self._loans)
@@ -63,7 +67,7 @@ class Channel:
                 self._shown.add(segment.key)
                 self._unshown.append(segment)
             described = (segment.key, memory.offset, memory.size, memory.layout, loan)
-        return parcel.data, described, tuple(self.wrap(parcel_of(part)) for part in parcel.parts)
+        return parcel.data, described, parts
 
     def frame(self, kind: str, *fields: Any) -> bytes:
         """Bytes to send."""
@@ -84,8 +88,10 @@ class Channel:
 
     # In ----------------------------------------------------------------------------------------
 
-    def receive(self) -> bool:
-        """Read what there is, once; false at the end of the connection."""
+    def receive(self, timeout: float | None = None) -> bool:
+        """Read what there is, once; false at the end of the connection. `TimeoutError` if nothing comes."""
+        if timeout is not None and not self._readable.poll(timeout * 1000):
+            raise TimeoutError  # the socket's own timeout would be one for those who write, too
         length = self.sock.recv_into(self._chunk)
         if self._input:
             self._input += self._chunk[:length]
@@ -142,10 +148,14 @@ class Channel:
             memory = Lease(self.maps[key], offset, size, layout, loan, self.returned)
         return Parcel(data, memory, [self.unwrap(part) for part in parts])
 
-    def close(self) -> None:
-        """No more frames; what the peer was lent is free."""
+    def hang_up(self) -> None:
+        """No more frames."""
         self.sock.close()
         self._fds.close()
+
+    def close(self) -> None:
+        """No more frames, and what the peer was lent is free."""
+        self.hang_up()
         self.lent.clear()
 
 

@@ -76,8 +76,8 @@ class Hub(Engine):
 
     def __init__(self, *, threads: int | None = None, on_event: EventCallback | None = None):
         super().__init__(on_event=on_event)
-        if threads is not None and threads < 1:
-            raise EngineError(f"threads={threads}: an actor needs at least one")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise EngineError(f"threads={threads!r}: an actor needs a whole number, at least one")
         self.variables = thread_variables(threads)
         """The environment that fixes how many threads numeric libraries start in an actor."""
         self._links: list[Any] = []

@@ -9,7 +9,7 @@ from rollstream.engine.actor import Actor, Cell, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import ReentryError
 from rollstream.engine.future import Future, Sink
-from rollstream.engine.supervision import Terms
+from rollstream.engine.supervision import EventCallback, Terms
 
 
 class ListSink:
@@ -39,8 +39,8 @@ class InlineEngine(Engine):
     name = "inline"
     concurrent = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, on_event: EventCallback | None = None) -> None:
+        super().__init__(on_event=on_event)
         self._running: list[str] = []
 
     def sink(self) -> Sink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ _THREADS = (
     "NPROC",  # XLA's thread pool: its results depend on it for wide layers
 )
 _LINES = 20
+_LINE = 1000
 
 
 def thread_variables(threads: int | None) -> dict[str, str]:
@@ -53,6 +55,7 @@ class Process:
         self.lines: deque[str] = deque(maxlen=_LINES)
         """The last lines it wrote."""
         self._partial = {"stdout": "", "stderr": ""}
+        self._decoders = {which: codecs.getincrementaldecoder("utf-8")("replace") for which in self._partial}
         (mine, theirs), (my_fds, their_fds) = socket.socketpair(), socket.socketpair()
         watched, self._lifeline = os.pipe()
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -94,9 +97,10 @@ class Process:
             data = os.read(self.outputs[which].fileno(), 1 << 16)
         except BlockingIOError:
             return -1
-        text = data.decode(errors="replace")
-        *lines, self._partial[which] = (self._partial[which] + text).split("\n")
+        text = self._decoders[which].decode(data, final=not data)
+        *lines, rest = (self._partial[which] + text).split("\n")
         self.lines.extend(lines)
+        self._partial[which] = rest.rpartition("\r")[2][-_LINE:]  # a progress bar writes one line for ever
         with suppress(OSError, ValueError):  # nobody listens any more
             getattr(sys, which).write(text)
             getattr(sys, which).flush()

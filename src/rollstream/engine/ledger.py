@@ -137,6 +137,11 @@ class Ledger:
         held = sum(count for name, count in self._held.items() if name not in stuck)
         return self.outstanding == sum(stuck.values()) + held
 
+    def stuck(self) -> bool:
+        """Whether messages are left, all of actors that wait, and no reply held back could change that."""
+        with self._lock:
+            return self.outstanding > 0 and not self._deferred and self._idle()
+
     def watch(self, sink: Sink) -> None:
         """Wake this sink when the engine goes idle or closes, and when a message nobody awaits fails."""
         with self._lock:

@@ -171,8 +171,8 @@ class ProcessesEngine(Hub):
         self._grown[who] = times
         if first:
             text = (
-                f"{who} ran out of its {self.pool_bytes >> 20} MB of shared memory and took more, because "
-                f"items it sent are still held (in a batch, a queue, an actor); if that is meant to be, give "
+                f"{who} ran out of its {self.pool_bytes / 2**20:.3g} MB of shared memory and took more: "
+                f"items it sent are still held (in a batch, a queue, an actor); if that is meant so, give "
                 f"rs.engine('processes', pool_bytes=...) more"
             )
             try:
@@ -361,10 +361,10 @@ class ProcessesEngine(Hub):
                 self._frames[kind](self, link, *fields)
             except Exception as error:
                 self._broken(error)
-        for sink in self._starved:
-            sink.wake()
         if not alive:
             self._end_of(link)
+        for sink in list(self._starved):
+            sink.wake()
 
     def _send_unsent(self, link: ProcessLink) -> None:
         with link.lock:

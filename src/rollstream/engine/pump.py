@@ -227,7 +227,7 @@ class _Timer:
         """Let it be due after half the patience at least; set often, it is never due."""
         now = time.monotonic()
         if at_once or now - self._set > _PATIENCE / 2e9:
-            self._set = now
+            self._set = 0.0 if at_once else now
             self._settime(self._fd, 0, self._now if at_once else self._due, None)
 
     def wait(self) -> None:

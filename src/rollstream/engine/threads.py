@@ -12,7 +12,7 @@ from rollstream.engine.actor import Actor, Cell, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import EngineClosed, ReentryError
 from rollstream.engine.future import Future, Sink
-from rollstream.engine.supervision import Terms
+from rollstream.engine.supervision import EventCallback, Terms
 
 
 class QueueSink:
@@ -61,8 +61,8 @@ class ThreadsEngine(Engine):
     name = "threads"
     catches = BaseException
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, on_event: EventCallback | None = None) -> None:
+        super().__init__(on_event=on_event)
         self._threads: dict[str, threading.Thread] = {}
         self._tasks: ThreadPoolExecutor | None = None
 

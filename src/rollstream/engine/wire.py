@@ -77,19 +77,22 @@ class Parcel:
 class ParcelRef(Ref[Any]):
     """A value stored once, as a parcel; opened where and when it is asked for."""
 
-    __slots__ = ("_opened", "_site", "parcel")
+    __slots__ = ("_opened", "engine", "parcel")
 
-    def __init__(self, site: Site, parcel: Parcel):
-        self._site = site
+    def __init__(self, engine: Any, parcel: Parcel):
+        self.engine = engine
         self._opened = False
         self.parcel = parcel
 
     def get(self) -> Any:
         """The value. Arrays in it are read-only: every reader shares their memory."""
         if not self._opened:
-            self._value = unpack(self.parcel, self._site)
+            self._value = unpack(self.parcel, self.engine)
             self._opened = True
         return self._value
+
+    def __repr__(self) -> str:
+        return f"<Ref of the {self.engine.name} engine>"
 
 
 def pack(value: Any, engine: Engine, store: Store) -> Parcel:
@@ -166,9 +169,7 @@ def _quickly_packed(message: Message, engine: Engine) -> Parcel | None:
     for index, argument in enumerate(args):
         if type(argument) in _PLAIN:
             continue
-        if not isinstance(argument, ParcelRef) and getattr(argument, "engine", None) is not engine:
-            return None
-        if not isinstance(argument, (ParcelRef, Future)):
+        if not isinstance(argument, (ParcelRef, Future)) or argument.engine is not engine:
             return None
         holes.append(index)
         parts.append(argument)
@@ -256,7 +257,7 @@ class _Pickler(cloudpickle.Pickler):
                 )
             return _handle, (obj.name, obj.index, class_bytes(obj.cls))
         if issubclass(kind, (Ref, Future)):
-            if not isinstance(obj, ParcelRef) and getattr(obj, "engine", None) is not self._engine:
+            if getattr(obj, "engine", None) is not self._engine:
                 raise NotForOthers(f"{obj!r} belongs to another engine; send the value itself")
             self.parts.append(obj)
             return _part, (len(self.parts) - 1,)

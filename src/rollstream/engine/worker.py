@@ -6,12 +6,14 @@ another actor's reply, goes on reading. A second thread only waits for the paren
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -21,8 +23,18 @@ from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
 from rollstream.engine.memory import Arena, Block, room_for
 from rollstream.engine.outpost import Outpost
-from rollstream.engine.wire import Parcel, cannot_travel, pack, packed_error, packed_message, unpack
+from rollstream.engine.wire import (
+    Parcel,
+    cannot_travel,
+    futures_in,
+    pack,
+    packed_error,
+    packed_message,
+    unpack,
+)
 
+GRACE = 1.0
+"""Seconds that threads an actor has left behind may take to end."""
 BUILD, MESSAGE, REPLY, RETURNED, STOP = "build", "message", "reply", "returned", "stop"
 BUILT, DONE, LATE, POST, WAITING, ENDED = "built", "done", "late", "post", "waiting", "ended"
 WANTS, GREW = "wants", "grew"
@@ -42,8 +54,15 @@ class ProcessOutpost(Outpost):
         self._thread = threading.get_ident()
         self._mailbox: deque[tuple[Any, ...]] = deque()
         self._grown = 0
+        self._longer, self._unasked = pool, 0
+        """How many bytes to take beyond the pool before the driver is asked again."""
         self._wants = False
         """Whether the driver has been asked for memory that nobody reads any more."""
+
+    def close_fork(self) -> None:
+        """In a fork of this process: keep out of the actor's memory, and do not hide its end."""
+        self.ledger.closed = True
+        self._channel.hang_up()
 
     # The loop ----------------------------------------------------------------------------------
 
@@ -62,16 +81,11 @@ class ProcessOutpost(Outpost):
     def read(self, timeout: float | None = None) -> None:
         """Read the socket until something has come, or for so many seconds."""
         channel = self._channel
-        if timeout is not None:
-            channel.sock.settimeout(timeout)
         try:
-            if not channel.receive():
+            if not channel.receive(timeout):
                 os._exit(0)  # the driver is gone
-        except (BlockingIOError, TimeoutError):
+        except TimeoutError:
             return
-        finally:
-            if timeout is not None:
-                channel.sock.settimeout(None)
         for kind, fields in channel.frames():
             if kind == REPLY:
                 number, status, wrapped = fields
@@ -161,17 +175,32 @@ class ProcessOutpost(Outpost):
 
     def _store(self, buffers: list[memoryview]) -> Block:
         """Copy buffers into this actor's pool; if that is full, first ask for what is no longer read."""
-        if threading.get_ident() == self._thread and not self._arena.fits(room_for(buffers)):
-            self._wants = True
-            self._send(WANTS)
-            while self._wants:
-                self.read()
+        size = room_for(buffers)
+        if not self._arena.fits(size) and threading.get_ident() == self._thread:
+            self._ask_for_room(size)
         return self._arena.store(buffers)
+
+    def _ask_for_room(self, size: int) -> None:
+        """Wait for the driver's word; if that is of no use (others hold it), do not ask for a while."""
+        if self._unasked > 0:
+            self._unasked -= size
+            return
+        self._wants = True
+        self._send(WANTS)
+        while self._wants:
+            self.read()
+        self._longer = self._arena.pool if self._arena.fits(size) else 2 * self._longer
+        self._unasked = self._longer - self._arena.pool
 
     def _wrapped(self, value: Any, error: BaseException | None) -> tuple[int, tuple[Any, ...]]:
         if error is None:
             try:
-                return VALUE, self._channel.wrap(self._pack(value))
+                parcel = self._pack(value)
+                for future in futures_in(parcel):
+                    future.result()
+                return VALUE, self._channel.wrap(parcel)
+            except (EngineError, OSError) as problem:
+                error = problem
             except Exception as problem:
                 error = cannot_travel(value, "the result", problem)
         return ERROR, self._wrapped_error(error)
@@ -243,8 +272,22 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     channel = Channel(socket.socket(fileno=control), socket.socket(fileno=fds), {})
-    os.register_at_fork(after_in_child=channel.close)  # or the driver would not see this process end
-    ProcessOutpost(name, f"{name}#{life}", channel, pool).run()
+    outpost = ProcessOutpost(name, f"{name}#{life}", channel, pool)
+    os.register_at_fork(after_in_child=outpost.close_fork)
+    outpost.run()
+    _leave_threads(name)
+
+
+def _leave_threads(name: str) -> None:
+    """Do not wait for long for threads that an actor has left behind, as the interpreter would."""
+    end = time.monotonic() + GRACE
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    for thread in others:
+        thread.join(max(0.0, end - time.monotonic()))
+    if left := [thread.name for thread in others if thread.is_alive()]:
+        print(f"{name} has ended and left a thread running: {', '.join(left)}", file=sys.stderr, flush=True)
+        atexit._run_exitfuncs()
+        os._exit(0)
 
 
 def _end_with_parent(lifeline: int) -> None:

@@ -168,10 +168,10 @@ class Gather(Node):
 
     def _lose(self, index: int, died: ActorDied) -> None:
         """A shard's actor died with a request: ask the restarted one again, or go on without it."""
+        self.lost += 1
         if died.outcome == "raised":
             died.add_note(f"{self.name} ({self.location}) waited for it")
             raise died
-        self.lost += 1
         if died.outcome == "restarted" and not self.stopped:
             self._issue(index)
         else:

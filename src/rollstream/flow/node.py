@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
+from rollstream.engine.actor import cannot_exit
 from rollstream.flow.errors import OperatorError
 from rollstream.flow.provenance import Row, provenance_of
 from rollstream.flow.stages import Stage
@@ -209,6 +210,11 @@ class Chain(Node):
                     return value, origin
             except Exception as error:
                 raise OperatorError.of(error, stage.name, stage.location, self.shard) from None
+            except SystemExit as error:
+                if self.shard is None:  # the driver may end itself
+                    raise
+                refused = cannot_exit(stage.name, error)
+                raise OperatorError.of(refused, stage.name, stage.location, self.shard) from None
 
     def _flush(self) -> bool:
         """Let the next stage give its last output; false when there is none left to ask."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.actor import Cell, wants_context
+from rollstream.engine.actor import Cell, cannot_exit, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
 from rollstream.flow.provenance import Origin
@@ -86,7 +86,9 @@ class ShardSource:
         except StopIteration:
             self.over = True
             return OVER
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit):
+                error = cannot_exit(self._plan.name, error)
             raise OperatorError.of(error, self._plan.name, self._plan.location, self._shard) from None
         if self._deferred:
             return None

@@ -92,10 +92,10 @@ class Via(Node):
 
     def _lose(self, died: ActorDied) -> None:
         """An actor died with an item: go on without the item, and without the actor if it is gone."""
+        self.lost += 1
         if died.outcome == "raised" or all(actor.gone is not None for actor in self.actors):
             died.add_note(f"{self.name} ({self.location}) waited for it")
             raise died
-        self.lost += 1
 
     def stop(self) -> None:
         """Results on their way are nobody's any more."""
