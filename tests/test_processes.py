@@ -519,9 +519,7 @@ def test_a_reference_belongs_to_its_engine(engine: ProcessesEngine) -> None:
     with ProcessesEngine() as other:
         foreign = other.put(np.full(10_000, 1, np.uint8))
         for argument in (foreign, [foreign]):
-            with pytest.raises(
-                rs.EngineError, match=r"argument 1 of Echo\.same: <Ref of the processes en"
-            ):
+            with pytest.raises(rs.EngineError, match=r"argument 1 of Echo\.same: <Ref of the processes en"):
                 echo.call("same", argument)
     assert int(echo.call("same", own).result()[0]) == 7
 

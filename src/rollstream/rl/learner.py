@@ -1,0 +1,178 @@
+"""The learner: weights, their versions, and the compiled update that improves them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rollstream.engine import RollstreamError
+from rollstream.rl.batch import Batch
+from rollstream.rl.policy import TRAINED, Policy, Weights
+
+Array = Any
+Metrics = dict[str, Any]
+
+
+class Diverged(RollstreamError):
+    """A loss or gradient is no number any more."""
+
+
+class Update(Protocol):
+    """A pure function that learns from a batch; `settings` are numbers that may change while training."""
+
+    def __call__(
+        self, weights: Weights, optimizer: Any, batch: Batch, key: Array, settings: Mapping[str, Array], /
+    ) -> tuple[Weights, Any, Metrics]:
+        """Better weights, the optimizer's new state, and what is to be known of it."""
+        ...
+
+
+class Learner:
+    """Holds weights and improves them, in one compiled dispatch a batch.
+
+    Args:
+        policy: whose weights are learned.
+        update: how, for learners that are given batches; compiled here.
+        optimizer: whose state is kept between updates.
+        settings: the update's settings, given how much of the training is done (0 to 1).
+        seed: of the first weights and of whatever is random in updates.
+        total_steps: environment steps of the whole training, for schedules.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        update: Update | None,
+        optimizer: optax.GradientTransformation,
+        *,
+        settings: Callable[[float], dict[str, float]] = lambda _: {},
+        seed: int = 0,
+        total_steps: int = 1,
+    ):
+        self.policy = policy
+        self.weights = policy.init(seed)
+        self.optimizer = optimizer.init(trained(self.weights))
+        self.version = 0
+        """How often the weights have changed."""
+        self.steps = 0
+        """Environment steps learned from."""
+        self._update = jax.jit(update) if update is not None else None
+        self._descend = jax.jit(partial(descended, optimizer))
+        self._settings = settings
+        self._seed = seed
+        self._total_steps = total_steps
+
+    def train(self, batch: Batch, steps: int | None = None) -> dict[str, float]:
+        """Learn from a batch: a new version, and what is to be known of it."""
+        assert self._update is not None, "this learner is given gradients, not batches"
+        progress = min(1.0, self.steps / self._total_steps)
+        settings = self._settings(progress)
+        key = jax.random.fold_in(jax.random.key(self._seed), self.version)
+        arrays = {name: jnp.float32(value) for name, value in settings.items()}
+        weights, optimizer, metrics = self._update(self.weights, self.optimizer, batch, key, arrays)
+        known = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._require_numbers(known)
+        self.weights, self.optimizer = weights, optimizer
+        self.version += 1
+        self.steps += batch.steps if steps is None else steps
+        return known | settings
+
+    def apply(self, gradients: Weights, metrics: Metrics, steps: int) -> dict[str, float]:
+        """Take one step by a gradient that was computed elsewhere: a new version."""
+        known = {name: float(value) for name, value in metrics.items()}
+        self._require_numbers(known)
+        settings = self._settings(min(1.0, self.steps / self._total_steps))
+        rate = jnp.float32(settings["learning_rate"])
+        self.weights, self.optimizer = self._descend(rate, gradients, self.optimizer, self.weights)
+        self.version += 1
+        self.steps += steps
+        return known | settings
+
+    def _require_numbers(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if not math.isfinite(value) and name not in _MAY_BE_UNKNOWN:
+                raise Diverged(
+                    f"{name} is {value} in update {self.version + 1}; the weights before it are kept. "
+                    f"Try a smaller learning rate, or look for rewards or observations that are no numbers"
+                )
+
+    def published(self) -> Weights:
+        """The weights as numpy arrays, to send."""
+        return jax.tree.map(np.asarray, self.weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, the optimizer's state, counters."""
+        optimizer = [np.asarray(leaf) for leaf in jax.tree.leaves(self.optimizer)]
+        return {
+            "weights": self.published(),
+            "optimizer": optimizer,
+            "version": self.version,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        expected = {name: np.shape(value) for name, value in self.weights.items()}
+        found = {name: np.shape(value) for name, value in state["weights"].items()}
+        if expected != found:
+            odd = sorted(
+                name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+            )
+            raise RollstreamError(
+                f"these weights are of another network: {odd[0]} is {found.get(odd[0], 'missing')}, "
+                f"not {expected.get(odd[0], 'expected at all')}"
+            )
+        self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
+        structure = jax.tree.structure(self.optimizer)
+        self.optimizer = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["optimizer"]])
+        self.version, self.steps = int(state["version"]), int(state["steps"])
+
+
+_MAY_BE_UNKNOWN = frozenset({"explained_variance"})
+
+
+def trained(weights: Weights) -> Weights:
+    """The weights that gradients change."""
+    return {name: value for name, value in weights.items() if name.startswith(TRAINED)}
+
+
+def descended(
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array,
+    gradients: Weights,
+    state: Any,
+    weights: Weights,
+) -> tuple[Weights, Any]:
+    """One step down: new weights, the optimizer's new state."""
+    changes: Any
+    changes, state = optimizer.update(gradients, state, trained(weights))
+    moved = {name: weights[name] - learning_rate * change for name, change in changes.items()}
+    return weights | moved, state
+
+
+def in_minibatches(
+    step: Callable[[Any, Any], tuple[Any, Metrics]],
+    carry: Any,
+    rows: Any,
+    key: Array,
+    *,
+    epochs: int,
+    size: int,
+) -> tuple[Any, Metrics]:
+    """Go through rows `[N, ...]` several times in random order, `size` at a time: the mean of all metrics."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    orders = jax.vmap(lambda own: jax.random.permutation(own, count))(jax.random.split(key, epochs))
+    indices = orders[:, : count // size * size].reshape(-1, size)
+
+    def one(carry: Any, chosen: Array) -> tuple[Any, Metrics]:
+        return step(carry, jax.tree.map(lambda column: column[chosen], rows))
+
+    carry, metrics = jax.lax.scan(one, carry, indices)
+    return carry, jax.tree.map(jnp.mean, metrics)

@@ -1,0 +1,121 @@
+"""What algorithms share that learn from what they have just done: their settings, workers and networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+import jax.numpy as jnp
+
+from rollstream.engine import RollstreamError
+from rollstream.rl.actor_critic import with_advantages
+from rollstream.rl.algorithm import Task
+from rollstream.rl.networks import actor_critic
+from rollstream.rl.normalize import Moments, numbers, updated
+from rollstream.rl.policy import ActorCriticPolicy, Weights
+from rollstream.rl.worker import WorkerSpec
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig:
+    """Settings of every actor-critic algorithm here."""
+
+    environments: int = 8
+    """Environments in all, shared out among the workers."""
+    rollout_length: int = 128
+    """Steps of each environment in a batch."""
+    discount: float = 0.99
+    """Gamma: how much the next step's value counts."""
+    gae_lambda: float = 0.95
+    """How far advantages look ahead: 0 one step, 1 to the end."""
+    learning_rate: float = 3e-4
+    learning_rate_decay: bool = False
+    """Whether the learning rate falls to 0 until the end of the training."""
+    entropy_coefficient: float = 0.0
+    value_coefficient: float = 0.5
+    max_gradient_norm: float = 0.5
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers of actor and critic; after the convolutions, for images."""
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    initial_log_std: float = 0.0
+    """Of actions that are numbers: the logarithm of their deviation at the beginning."""
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+    clip_rewards: bool = False
+    """Whether only the sign of a reward counts."""
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps of a batch."""
+        return self.environments * self.rollout_length
+
+    def settings(self, progress: float) -> dict[str, float]:
+        """What changes in the course of the training."""
+        left = 1.0 - progress if self.learning_rate_decay else 1.0
+        return {"learning_rate": self.learning_rate * left}
+
+    # What is built from them -------------------------------------------------------------------
+
+    def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorCriticPolicy:
+        """The policy for an environment's spaces."""
+        network = partial(
+            actor_critic, hidden=self.hidden, activation=self.activation, log_std=self.initial_log_std
+        )
+        scaled = Moments.empty().named("return") if self.normalize_rewards else {}
+        return ActorCriticPolicy(
+            observations, actions, network, normalize=self.normalize_observations, statistics=scaled
+        )
+
+    def worker(self, task: Task, **more: Any) -> WorkerSpec:
+        """What a worker is made from."""
+        count = max(1, task.workers)
+        if self.environments % count:
+            raise RollstreamError(
+                f"{self.environments} environments cannot be shared out evenly among {count} workers; "
+                f"set environments to a multiple of {count}"
+            )
+        return WorkerSpec(
+            environment=task.environment,
+            environments=self.environments // count,
+            length=self.rollout_length,
+            policy=task.policy or self.policy,
+            finish=partial(
+                with_advantages,
+                discount=self.discount,
+                trace=self.gae_lambda,
+                scale_rewards=self.normalize_rewards,
+            ),
+            seed=task.seed,
+            clip_reward=self.clip_rewards,
+            discount=self.discount if self.normalize_rewards else None,
+            **more,
+        )
+
+
+def with_statistics(policy: ActorCriticPolicy, weights: Weights, batch: Any) -> Weights:
+    """The weights with statistics that have also seen a batch, for the next one."""
+    if policy.normalize:
+        seen = numbers(policy.observation_space, batch["observation"])
+        moments = updated(Moments.of(weights, "observation"), seen.reshape(-1, seen.shape[-1]))
+        weights = weights | moments.named("observation")
+    if "discounted_return" in batch:
+        moments = updated(Moments.of(weights, "return"), batch["discounted_return"].reshape(-1))
+        weights = weights | moments.named("return")
+    return weights
+
+
+def mean_of(values: Array, rows: Any) -> Array:
+    """The mean over rows that were steps."""
+    if "real" not in rows:
+        return jnp.mean(values)
+    return jnp.sum(values * rows["real"]) / jnp.maximum(1, jnp.sum(rows["real"]))
+
+
+def explained_variance(target: Array, value: Array) -> Array:
+    """How much of the variance of the targets the values explain: 1 is all, 0 none."""
+    variance = jnp.var(target)
+    return jnp.where(variance > 0, 1 - jnp.var(target - value) / variance, jnp.nan)

@@ -1,0 +1,208 @@
+"""The operators that plans are written with, under the names of the RLlib Flow paper (arXiv:2011.12719)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollstream import flow
+from rollstream.flow import Context, Iter, ParIter
+from rollstream.rl.batch import Batch
+from rollstream.rl.policy import Weights
+from rollstream.rl.workers import Workers
+
+Report = dict[str, float]
+"""What is to be known after an iteration: numbers by the names people know from Stable-Baselines3."""
+WINDOW = 100
+"""Episodes over which returns are averaged."""
+
+
+def ParallelRollouts(workers: Workers) -> ParIter[Batch]:  # noqa: N802
+    """Batches of experience, one shard a worker."""
+    return flow.from_actors(workers.actors, "sample", name="ParallelRollouts")
+
+
+class ConcatBatches:
+    """Joins batches, environments side by side, until there are enough steps."""
+
+    def __init__(self, min_steps: int):
+        self.min_steps = min_steps
+        self._kept: list[Batch] = []
+
+    def __call__(self, batch: Batch) -> list[Batch]:
+        """One batch, or none yet."""
+        self._kept.append(batch)
+        if sum(kept.steps for kept in self._kept) < self.min_steps:
+            return []
+        kept, self._kept = self._kept, []
+        return [Batch.concatenate(kept)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits to be joined."""
+        return {"kept": [dict(batch) for batch in self._kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._kept = [Batch(batch) for batch in state["kept"]]
+
+
+class SelectExperiences:
+    """Keeps some columns; what is not learned from need not travel."""
+
+    def __init__(self, *names: str):
+        self.names = names
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Only these columns."""
+        return batch.only(self.names)
+
+
+class StandardizeFields:
+    """Brings columns to mean 0 and standard deviation 1 over the whole batch."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+
+    def __call__(self, batch: Batch) -> Batch:
+        """A batch with these columns standardized; rows that are no steps do not count."""
+        real = batch.get("real", True)
+        changed = {}
+        for name in self.names:
+            column = batch[name]
+            mean, deviation = column.mean(where=real), column.std(where=real)
+            changed[name] = (column - mean) / max(1e-8, deviation)
+        return Batch(batch | changed)
+
+
+class TrainOneStep:
+    """Trains the learner on a batch, and sends the new weights to every worker."""
+
+    def __init__(self, workers: Workers):
+        self.workers = workers
+
+    def __call__(self, batch: Batch, context: Context) -> Report:
+        """What is to be known of the update and of the episodes in the batch."""
+        learner, provenance = self.workers.learner, context.provenance
+        staleness = learner.version - (provenance.least("version") or 0)
+        metrics = learner.train(batch.validated(), int(provenance.total("steps")) or None)
+        self.workers.publish()
+        report = {f"train/{name}": value for name, value in metrics.items()}
+        return report | {"train/n_updates": learner.version, "weights/staleness": staleness} | episodes(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learner's."""
+        return self.workers.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The learner's; workers are told its weights."""
+        self.workers.learner.load_state_dict(state)
+        self.workers.publish()
+
+
+class ComputeGradients:
+    """On a worker: the gradient of the loss on its batch, under its own weights."""
+
+    def __call__(self, batch: Batch, context: Context) -> tuple[Weights, dict[str, Any], Report]:
+        """Gradient, what is to be known of it, and the episodes of the batch."""
+        return (*context.instance.compute_gradients(batch), episodes(batch))
+
+
+class ApplyGradients:
+    """Takes one step by a gradient, and sends the new weights to the worker it came from."""
+
+    def __init__(self, workers: Workers):
+        self.workers = workers
+
+    def __call__(self, item: tuple[Weights, dict[str, Any], Report], context: Context) -> Report:
+        """What is to be known of the update."""
+        gradients, metrics, seen = item
+        learner, provenance = self.workers.learner, context.provenance
+        staleness = learner.version - (provenance.least("version") or 0)
+        metrics = learner.apply(gradients, metrics, int(provenance.total("steps")))
+        self.workers.publish(context.actors)
+        report = {f"train/{name}": float(value) for name, value in metrics.items()}
+        return report | {"train/n_updates": learner.version, "weights/staleness": staleness} | seen
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learner's."""
+        return self.workers.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The learner's; workers are told its weights."""
+        self.workers.learner.load_state_dict(state)
+        self.workers.publish()
+
+
+class UpdateWeights:
+    """Sends the newest weights to the workers an item came from; the item goes on."""
+
+    def __init__(self, workers: Workers):
+        self.workers = workers
+
+    def __call__(self, item: Any, context: Context) -> Any:
+        """The item itself."""
+        self.workers.publish(context.actors)
+        return item
+
+
+def episodes(batch: Batch) -> dict[str, Any]:
+    """Returns and lengths of the episodes that ended in a batch, in the order they ended."""
+    returns, lengths = batch["episode_return"], batch["episode_length"]
+    ended = ~np.isnan(returns)
+    return {"episodes": np.stack([returns[ended], lengths[ended]], axis=-1)}
+
+
+def ReportMetrics(  # noqa: N802
+    stream: Iter[Report], workers: Workers, every: int = 1, name: str = "ReportMetrics"
+) -> Iter[Report]:
+    """Reports with running counts and the mean of the last episodes; one for every so many updates."""
+    return stream.combine(_Reporter(workers, every), name=name)
+
+
+class _Reporter:
+    """Counts steps and episodes as they reach the end of the plan."""
+
+    def __init__(self, workers: Workers, every: int):
+        self._workers = workers
+        self._every = every
+        self._steps = self._iterations = self._waiting = self._episodes = 0
+        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._sums: dict[str, float] = {}
+
+    def __call__(self, report: Report, context: Context) -> list[Report]:
+        self._steps += int(context.provenance.total("steps"))
+        ended = np.asarray(report.pop("episodes", np.empty((0, 2))))
+        self._window.extend((float(one), float(length)) for one, length in ended)
+        self._episodes += len(ended)
+        self._waiting += 1
+        for key, value in report.items():
+            self._sums[key] = self._sums.get(key, 0.0) + value
+        if self._waiting < self._every:
+            return []
+        means = {key: value / self._waiting for key, value in self._sums.items()}
+        means |= {key: report[key] for key in _LATEST if key in report}
+        self._waiting, self._sums = 0, {}
+        self._iterations += 1
+        if self._window:
+            returns, lengths = np.array(self._window).T
+            means["rollout/ep_rew_mean"] = float(returns.mean())
+            means["rollout/ep_len_mean"] = float(lengths.mean())
+        means["rollout/episodes"] = self._episodes
+        means["time/total_timesteps"] = self._steps
+        means["time/iterations"] = self._iterations
+        return [means]
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = [self._steps, self._iterations, self._waiting, self._episodes]
+        return {"counts": counts, "window": [list(one) for one in self._window], "sums": self._sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps, self._iterations, self._waiting, self._episodes = state["counts"]
+        self._window.extend(tuple(one) for one in state["window"])
+        self._sums = dict(state["sums"])
+
+
+_LATEST = ("train/n_updates", "train/learning_rate")

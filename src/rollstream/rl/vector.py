@@ -1,0 +1,279 @@
+"""Several environments stepped together, whatever way they begin new episodes.
+
+Gymnasium's vector environments differ in when they reset: in the step that ends an episode, in the one after
+it (which then is no step of anything), or when they are told. Here all look alike: a `Transition` has what to
+act on next, the final observations of episodes that ended, and which rows were real steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from rollstream.rl.environment_state import load_environment_state, saved_environment_state
+from rollstream.rl.spaces import Observation, put, take, zeros
+
+
+class Transition(NamedTuple):
+    """What one step of all environments led to."""
+
+    observation: Observation
+    """What to act on next, `[B, ...]`."""
+    reward: np.ndarray[Any, Any]
+    terminated: np.ndarray[Any, Any]
+    truncated: np.ndarray[Any, Any]
+    ended: Sequence[int]
+    """Where an episode ended, one way or the other."""
+    final: Sequence[tuple[int, Observation]]
+    """Index and final observation of episodes whose end the observations do not show any more."""
+    real: np.ndarray[Any, Any] | None
+    """Which rows were steps; the others only began an episode. `None` if all were."""
+
+
+class Vector(ABC):
+    """Environments side by side, of the same spaces."""
+
+    count: int
+    observation_space: gymnasium.Space[Any]
+    """Of one environment; with the mask of legal actions in it, where there is one."""
+    action_space: gymnasium.Space[Any]
+    """Of one environment."""
+    resets_late: bool = False
+    """Whether some rows may be no steps."""
+
+    @abstractmethod
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Begin an episode in each, with a seed for each."""
+
+    @abstractmethod
+    def step(self, actions: np.ndarray[Any, Any]) -> Transition:
+        """Act in each."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The environments' own state. Raises `UnknownState` where that is out of reach."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, after a reset."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the environments go."""
+
+
+class LeanVector(Vector):
+    """Plain environments stepped one after the other; each begins anew in the step that ends its episode."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], count: int):
+        self.count = count
+        self._environments = [make() for _ in range(count)]
+        first = self._environments[0]
+        self.action_space = first.action_space
+        self._masked = "action_mask" in first.reset(seed=0)[1]
+        self.observation_space = _with_mask(first.observation_space, first.action_space, self._masked)
+        self._convert = actions_for(self.action_space)
+        self._template = zeros(self.observation_space, count)
+        self._plain = isinstance(self._template, np.ndarray)
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Each with its own seed."""
+        observations = zeros(self.observation_space, self.count)
+        for index, (environment, seed) in enumerate(zip(self._environments, seeds, strict=True)):
+            put(observations, index, self._seen(*environment.reset(seed=int(seed))))
+        return observations
+
+    def step(self, actions: np.ndarray[Any, Any]) -> Transition:
+        """One after the other."""
+        observations = self._template.copy() if self._plain else zeros(self.observation_space, self.count)
+        rewards = np.empty(self.count, np.float32)
+        terminations, truncations = np.zeros((2, self.count), bool)
+        final: list[tuple[int, Observation]] = []
+        for index, (environment, action) in enumerate(
+            zip(self._environments, self._convert(actions), strict=True)
+        ):
+            observation, reward, terminated, truncated, info = environment.step(action)
+            rewards[index] = reward
+            if terminated or truncated:
+                terminations[index], truncations[index] = terminated, truncated
+                final.append((index, self._seen(observation, info)))
+                observation, info = environment.reset()
+            if self._plain:
+                observations[index] = observation
+            else:
+                put(observations, index, self._seen(observation, info))
+        ended = [index for index, _ in final]
+        return Transition(observations, rewards, terminations, truncations, ended, final, None)
+
+    def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
+        return _masked(observation, info["action_mask"]) if self._masked else observation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each environment."""
+        return {"environments": [saved_environment_state(one) for one in self._environments]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of each environment."""
+        for environment, own in zip(self._environments, state["environments"], strict=True):
+            load_environment_state(environment, own)
+
+    def close(self) -> None:
+        """Each of them."""
+        for environment in self._environments:
+            environment.close()
+
+
+class NativeVector(Vector):
+    """A vector environment of Gymnasium, ALE or EnvPool, in any of the three ways to reset."""
+
+    def __init__(self, environment: Any):
+        self._environment = environment
+        self.count = environment.num_envs
+        self._mode = AutoresetMode(environment.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self.action_space = environment.single_action_space
+        self._masked = "action_mask" in environment.reset(seed=0)[1]
+        self.observation_space = _with_mask(
+            environment.single_observation_space, self.action_space, self._masked
+        )
+        self.resets_late = self._mode is AutoresetMode.NEXT_STEP
+        self._ended = np.zeros(self.count, bool)
+        self._convert = actions_for(self.action_space, whole=True)
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """All from the first seed: a native environment spreads it itself."""
+        self._ended = np.zeros(self.count, bool)
+        observation, info = self._environment.reset(seed=int(seeds[0]))
+        return self._seen(observation, info)
+
+    def step(self, actions: np.ndarray[Any, Any]) -> Transition:
+        """All at once."""
+        observation, reward, terminated, truncated, info = self._environment.step(self._convert(actions))
+        final: list[tuple[int, Observation]] = []
+        before, self._ended = self._ended, np.logical_or(terminated, truncated)
+        ended = np.flatnonzero(self._ended).tolist()
+        if self._mode is AutoresetMode.SAME_STEP and ended:
+            final = [(index, info["final_obs"][index]) for index in ended]
+            if self._masked:
+                masks = info["final_info"]["action_mask"]
+                final = [(index, _masked(own, masks[index])) for index, own in final]
+        elif self._mode is AutoresetMode.DISABLED and ended:
+            last = self._seen(observation, info)
+            final = [(index, _copied(take(last, index))) for index in ended]
+            observation, info = self._environment.reset(options={"reset_mask": self._ended})
+        real = None
+        if self._mode is AutoresetMode.NEXT_STEP and before.any():
+            real = ~before
+            reward = np.where(before, 0, reward)
+        return Transition(
+            self._seen(observation, info),
+            np.asarray(reward, np.float32),
+            terminated,
+            truncated,
+            ended,
+            final,
+            real,
+        )
+
+    def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
+        seen = _copied(observation)  # some environments write into the same arrays again
+        return _masked(seen, np.stack(info["action_mask"])) if self._masked else seen
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all at once."""
+        return {"environment": saved_environment_state(self._environment), "ended": self._ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of all at once."""
+        load_environment_state(self._environment, state["environment"])
+        self._ended = np.asarray(state["ended"], bool)
+
+    def close(self) -> None:
+        """All at once."""
+        self._environment.close()
+
+
+class FrameStack(Vector):
+    """Shows the last few observations as one, along their last axis."""
+
+    def __init__(self, inner: Vector, frames: int):
+        self._inner = inner
+        self._frames = frames
+        self.count, self.action_space, self.resets_late = inner.count, inner.action_space, inner.resets_late
+        space = inner.observation_space
+        assert isinstance(space, spaces.Box)
+        low, high = (np.concatenate([bound] * frames, axis=-1) for bound in (space.low, space.high))
+        self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
+        self._stack = zeros(self.observation_space, self.count)
+        self._width = space.shape[-1]
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """The first observation, several times."""
+        self._stack = np.concatenate([self._inner.reset(seeds)] * self._frames, axis=-1)
+        return self._stack
+
+    def step(self, actions: np.ndarray[Any, Any]) -> Transition:
+        """One more, and the oldest goes."""
+        step = self._inner.step(actions)
+        older = self._stack[..., self._width :]
+        final = [(index, np.concatenate([older[index], last], axis=-1)) for index, last in step.final]
+        stack = np.concatenate([older, step.observation], axis=-1)
+        begun = [index for index, _ in step.final]
+        if step.real is not None:
+            begun += np.flatnonzero(~step.real).tolist()
+        if begun:
+            stack[begun] = np.concatenate([step.observation[begun]] * self._frames, axis=-1)
+        self._stack = stack
+        return step._replace(observation=stack, final=final)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also what is shown."""
+        return {"inner": self._inner.state_dict(), "stack": self._stack}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Also what is shown."""
+        self._inner.load_state_dict(state["inner"])
+        self._stack = np.asarray(state["stack"])
+
+    def close(self) -> None:
+        """As those inside."""
+        self._inner.close()
+
+
+def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable[[Any], Any]:
+    """How a policy's actions, counted from 0 or any numbers, become those that an environment takes."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        if whole or start:
+            return lambda actions: actions + start
+        return list  # of numpy's integers, which a space checks faster than Python's
+    if isinstance(space, spaces.Box):
+        return lambda actions: np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+    return lambda actions: actions
+
+
+def _with_mask(space: gymnasium.Space[Any], actions: gymnasium.Space[Any], masked: bool) -> Any:
+    if not masked:
+        return space
+    size = int(actions.n) if isinstance(actions, spaces.Discrete) else actions.nvec.sum()  # type: ignore[attr-defined]
+    return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(int(size))})
+
+
+def _masked(observation: Any, mask: Any) -> Observation:
+    if isinstance(mask, tuple):  # one part for each action of several
+        mask = np.concatenate(mask, axis=-1)
+    return {"observation": observation, "action_mask": mask}
+
+
+def _copied(observation: Observation) -> Observation:
+    if isinstance(observation, dict):
+        return {name: _copied(part) for name, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(_copied(part) for part in observation)
+    floating = np.issubdtype(np.asarray(observation).dtype, np.floating)
+    return np.array(observation, np.float32 if floating else None)

@@ -1,0 +1,198 @@
+"""The actor that lives with environments: it acts in them and gives what happened as batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollstream.engine import ActorContext
+from rollstream.flow import Context
+from rollstream.rl.batch import Batch
+from rollstream.rl.environment_state import UnknownState
+from rollstream.rl.environments import Environment
+from rollstream.rl.policy import Policy, Weights
+from rollstream.rl.spaces import Observation, put, take, zeros
+
+PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
+"""Makes a policy for an observation and an action space."""
+
+
+@dataclass
+class Rollout:
+    """What happened in some steps, before anybody has thought about it."""
+
+    columns: Batch
+    """`observation`, `action`, `reward`, `terminated`, `truncated`, and what more a worker records."""
+    last: Observation
+    """What is to be acted on next, `[B, ...]`."""
+    final: list[tuple[int, int, Observation]]
+    """Step, environment and final observation of episodes that were truncated, where `observation` does not
+    go on with it."""
+
+
+Finish = Callable[[Weights, Rollout], Batch]
+"""Adds what can be said of a rollout under the weights it was sampled with: values, advantages."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is made from; it travels to where the worker lives."""
+
+    environment: Environment
+    environments: int
+    """How many, side by side."""
+    length: int
+    """Steps of a batch."""
+    policy: PolicyMaker
+    finish: Callable[[Any], Finish] | None = None
+    """Given the policy, makes what finishes rollouts."""
+    gradients: Callable[[Any], Callable[[Weights, Batch], tuple[Weights, dict[str, Any]]]] | None = None
+    """Given the policy, makes the function that computes gradients; for plans that do that here."""
+    seed: int = 0
+    clip_reward: bool = False
+    """Whether rewards are learned from by their sign alone."""
+    discount: float | None = None
+    """If given, returns discounted by it are recorded, to scale rewards by."""
+
+
+class RolloutWorker:
+    """Steps its environments under the weights it was last told, and keeps count of episodes."""
+
+    def __init__(self, spec: WorkerSpec, *, context: ActorContext):
+        self.spec = spec
+        self.vector = spec.environment.make(spec.environments)
+        self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
+        self.weights: Weights = {}
+        self.version = -1
+        self._step = jax.jit(self.policy.step)
+        self._finish = spec.finish(self.policy) if spec.finish is not None else None
+        self._gradients = jax.jit(spec.gradients(self.policy)) if spec.gradients is not None else None
+        self._identity = (spec.seed, context.index, context.restarts)
+        self._generator = np.random.default_rng(self._identity)
+        self._count = spec.environments
+        self._begin()
+
+    def _begin(self, *more: int) -> None:
+        """A new episode everywhere; the same numbers give the same episodes."""
+        seeds = np.random.SeedSequence([*self._identity, *more, 1]).generate_state(self._count)
+        self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
+        self.state = self.policy.initial_state(self._count)
+        self._returns = np.zeros(self._count)
+        self._lengths = np.zeros(self._count, np.int64)
+        self._discounted = np.zeros(self._count, np.float32)
+
+    def set_weights(self, version: int, weights: Weights) -> None:
+        """Install exactly this version."""
+        self.version = version
+        self.weights = jax.tree.map(jnp.asarray, weights)
+
+    def sample(self, context: Context) -> Batch:
+        """Some steps of every environment."""
+        start = time.perf_counter()
+        rollout = self._roll()
+        columns = rollout.columns
+        batch = columns if self._finish is None else self._finish(self.weights, rollout)
+        steps = int(columns["real"].sum()) if "real" in columns else columns.steps
+        context.note(version=self.version, steps=steps, sample_time=time.perf_counter() - start)
+        return batch
+
+    def compute_gradients(self, batch: Batch) -> tuple[Weights, dict[str, Any]]:
+        """The gradient of the loss under the weights here, and what is to be known of it."""
+        assert self._gradients is not None, "this worker was not told how to compute gradients"
+        return jax.tree.map(np.asarray, self._gradients(self.weights, batch))
+
+    def _roll(self) -> Rollout:
+        spec, vector, count, length = self.spec, self.vector, self._count, self.spec.length
+        weights = self.weights
+        observations = zeros(vector.observation_space, length, count)
+        reward = np.empty((length, count), np.float32)
+        terminated, truncated = np.zeros((2, length, count), bool)
+        episode_return = np.full((length, count), np.nan, np.float32)
+        episode_length = np.full((length, count), np.nan, np.float32)
+        discounted = np.empty((length, count), np.float32) if spec.discount is not None else None
+        real = np.ones((length, count), bool) if vector.resets_late else None
+        noise = self.policy.noise(self._generator, length, count)
+        actions: list[np.ndarray[Any, Any]] = []
+        final: list[tuple[int, int, Observation]] = []
+        simple = isinstance(observations, np.ndarray)
+        for t in range(length):
+            if simple:
+                observations[t] = self.observation
+            else:
+                put(observations, t, self.observation)
+            action, self.state = self._step(weights, self.observation, self.state, take(noise, t))
+            actions.append(np.asarray(action))
+            step = vector.step(actions[t])
+            self.observation = step.observation
+            reward[t] = step.reward
+            self._returns += step.reward
+            self._lengths += 1
+            if step.real is not None and real is not None:
+                real[t] = step.real
+                self._returns[~step.real], self._lengths[~step.real] = 0, 0
+            if discounted is not None and spec.discount is not None:
+                self._discounted = self._discounted * spec.discount + step.reward
+                discounted[t] = self._discounted
+            if ended := step.ended:
+                terminated[t], truncated[t] = step.terminated, step.truncated
+                episode_return[t, ended], episode_length[t, ended] = (
+                    self._returns[ended],
+                    self._lengths[ended],
+                )
+                self._returns[ended] = self._lengths[ended] = self._discounted[ended] = 0
+                final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
+        columns = Batch(
+            observation=observations,
+            action=np.stack(actions),
+            reward=np.sign(reward) if spec.clip_reward else reward,
+            terminated=terminated,
+            truncated=truncated,
+            episode_return=episode_return,
+            episode_length=episode_length,
+        )
+        if real is not None:
+            columns["real"] = real
+        if discounted is not None:
+            columns["discounted_return"] = discounted
+        return Rollout(columns, self.observation, final)
+
+    # State -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the weights, which the learner has. Environments that cannot be saved say why."""
+        try:
+            environment, reason = self.vector.state_dict(), None
+        except UnknownState as unknown:
+            environment, reason = None, str(unknown)
+        return {
+            "environment": environment,
+            "reason": reason,
+            "observation": self.observation,
+            "memory": self.state,
+            "returns": self._returns,
+            "lengths": self._lengths,
+            "discounted": self._discounted,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on; environments that could not be saved, from a reset that depends on the saved state alone."""
+        self._generator.bit_generator.state = state["generator"]
+        if state["environment"] is None:
+            self._begin(int(self._generator.integers(1 << 31)))
+            return
+        self.vector.load_state_dict(state["environment"])
+        self.observation, self.state = state["observation"], state["memory"]
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._discounted = np.array(state["discounted"])
+
+    def close(self) -> None:
+        """Let the environments go."""
+        self.vector.close()
