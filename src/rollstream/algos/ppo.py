@@ -18,7 +18,7 @@ from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.learner import Learner, Metrics, descended, in_minibatches, trained
+from rollstream.rl.learner import Learner, Metrics, descended, in_minibatches, shuffled, trained
 from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, with_statistics
 from rollstream.rl.operators import (
     ConcatBatches,
@@ -96,7 +96,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5)
     )
 
-    def update(weights: Weights, state: Any, batch: Batch, key: Array, settings: Any) -> Any:
+    def update(weights: Weights, state: Any, batch: Batch, order: Array, settings: Any) -> Any:
         def step(carry: Any, rows: Any) -> tuple[Any, Metrics]:
             weights, state = carry
             objective = partial(loss, policy, config, settings["clip_range"])
@@ -107,14 +107,18 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
             return descended(optimizer, settings["learning_rate"], gradients, state, weights), metrics
 
         rows = Batch({name: batch[name] for name in _LEARNED if name in batch}).flattened()
-        carry, metrics = in_minibatches(
-            step, (weights, state), rows, key, epochs=config.epochs, size=config.minibatch_size
-        )
+        carry, metrics = in_minibatches(step, (weights, state), rows, order)
         metrics["explained_variance"] = explained_variance(batch["value_target"], batch["value"])
         return with_statistics(policy, carry[0], batch), carry[1], metrics
 
     return Learner(
-        policy, update, optimizer, settings=config.settings, seed=task.seed, total_steps=task.steps
+        policy,
+        update,
+        optimizer,
+        noise=partial(shuffled, count=config.batch_size, epochs=config.epochs, size=config.minibatch_size),
+        settings=config.settings,
+        seed=task.seed,
+        total_steps=task.steps,
     )
 
 

@@ -7,6 +7,7 @@ signature of `actor_critic`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+from jax import lax
+from numpy.random import Generator
 
 from rollstream.rl.distributions import Distribution, Gaussian
 from rollstream.rl.spaces import SpaceError, is_image, leaves, values
@@ -28,18 +31,39 @@ ACTIVATIONS: dict[str, Any] = {
 _FEATURES = 512
 
 
+class Dense(eqx.Module):
+    """A layer of weights and biases."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, x: Array) -> Array:
+        """One vector from another."""
+        return self.weight @ x + self.bias
+
+
+class Convolution(eqx.Module):
+    """Filters moved over an image `[channels, height, width]`."""
+
+    weight: Array
+    bias: Array
+    stride: int = eqx.field(static=True)
+
+    def __call__(self, image: Array) -> Array:
+        """One image from another."""
+        strides = (self.stride, self.stride)
+        return lax.conv_general_dilated(image[None], self.weight, strides, "VALID")[0] + self.bias
+
+
 class MLP(eqx.Module):
     """Layers with an activation after each."""
 
-    layers: list[eqx.nn.Linear]
+    layers: list[Dense]
     activation: str = eqx.field(static=True)
 
-    def __init__(self, size: int, hidden: Sequence[int], activation: str, key: Array):
-        sizes, keys = [size, *hidden], jax.random.split(key, max(1, len(hidden)))
-        self.layers = [
-            orthogonal(before, after, np.sqrt(2), own)
-            for before, after, own in zip(sizes, hidden, keys, strict=False)
-        ]
+    def __init__(self, size: int, hidden: Sequence[int], activation: str, random: Generator):
+        sizes = [size, *hidden]
+        self.layers = [dense(before, after, np.sqrt(2), random) for before, after in pairwise(sizes)]
         self.activation = activation
 
     def __call__(self, x: Array) -> Array:
@@ -52,20 +76,23 @@ class MLP(eqx.Module):
 class NatureCNN(eqx.Module):
     """The convolutions of Mnih et al. (2015, doi:10.1038/nature14236), for images with channels last."""
 
-    convolutions: list[eqx.nn.Conv2d]
-    dense: eqx.nn.Linear
+    convolutions: list[Convolution]
+    last: Dense
 
-    def __init__(self, shape: tuple[int, ...], key: Array):
+    def __init__(self, shape: tuple[int, ...], random: Generator):
         if min(shape[:2]) < 36:
             raise SpaceError(f"images of {shape[0]} x {shape[1]} are too small; give at least 36 x 36")
-        keys = jax.random.split(key, 4)
         sizes = [(shape[2], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         self.convolutions = [
-            _orthogonal_weights(eqx.nn.Conv2d(*size, key=own), np.sqrt(2), own)
-            for size, own in zip(sizes, keys, strict=False)
+            Convolution(
+                orthogonal((after, before, size, size), np.sqrt(2), random),
+                np.zeros((after, 1, 1), np.float32),
+                stride,
+            )
+            for before, after, size, stride in sizes
         ]
         flat = jax.eval_shape(self._convolved, jax.ShapeDtypeStruct(shape, jnp.float32)).size
-        self.dense = orthogonal(flat, _FEATURES, np.sqrt(2), keys[3])
+        self.last = dense(flat, _FEATURES, np.sqrt(2), random)
 
     def _convolved(self, image: Array) -> Array:
         x = jnp.moveaxis(image, -1, 0)
@@ -75,7 +102,7 @@ class NatureCNN(eqx.Module):
 
     def __call__(self, image: Array) -> Array:
         """Features of an image of bytes."""
-        return jax.nn.relu(self.dense(self._convolved(image.astype(jnp.float32) / 255)))
+        return jax.nn.relu(self.last(self._convolved(image.astype(jnp.float32) / 255)))
 
 
 class Encoder(eqx.Module):
@@ -84,13 +111,10 @@ class Encoder(eqx.Module):
     images: dict[str, NatureCNN]
     space: gymnasium.Space[Any] = eqx.field(static=True)
 
-    def __init__(self, space: gymnasium.Space[Any], key: Array):
+    def __init__(self, space: gymnasium.Space[Any], random: Generator):
         self.space = space
-        parts = {path: part for path, part in leaves(space) if is_image(part)}
-        keys = jax.random.split(key, max(1, len(parts)))
         self.images = {
-            path: NatureCNN(part.shape or (), own)
-            for (path, part), own in zip(parts.items(), keys, strict=False)
+            path: NatureCNN(part.shape or (), random) for path, part in leaves(space) if is_image(part)
         }
 
     @property
@@ -113,8 +137,8 @@ class ActorCritic(eqx.Module):
     encoder: Encoder
     actor: MLP
     critic: MLP
-    actor_head: eqx.nn.Linear
-    critic_head: eqx.nn.Linear
+    actor_head: Dense
+    critic_head: Dense
     log_std: Array | None
 
     def __call__(self, observation: Any) -> tuple[Array, Array]:
@@ -129,16 +153,15 @@ class ActorCritic(eqx.Module):
 def actor_critic(
     space: gymnasium.Space[Any],
     distribution: Distribution,
-    key: Array,
+    random: Generator,
     *,
     hidden: Sequence[int] = (64, 64),
     activation: str = "tanh",
     log_std: float = 0.0,
 ) -> ActorCritic:
     """The usual network, with the usual initial weights (orthogonal, small at the end of the actor)."""
-    keys = jax.random.split(key, 5)
-    encoder = Encoder(space, keys[0])
-    actor, critic = (MLP(encoder.size, hidden, activation, own) for own in keys[1:3])
+    encoder = Encoder(space, random)
+    actor, critic = (MLP(encoder.size, hidden, activation, random) for _ in range(2))
     last = hidden[-1] if hidden else encoder.size
     gaussian = isinstance(distribution, Gaussian)
     outputs = distribution.outputs // 2 if gaussian else distribution.outputs
@@ -146,22 +169,23 @@ def actor_critic(
         encoder,
         actor,
         critic,
-        orthogonal(last, outputs, 0.01, keys[3]),
-        orthogonal(last, 1, 1.0, keys[4]),
-        jnp.full(outputs, log_std) if gaussian else None,
+        dense(last, outputs, 0.01, random),
+        dense(last, 1, 1.0, random),
+        np.full(outputs, log_std, np.float32) if gaussian else None,
     )
 
 
-def orthogonal(before: int, after: int, gain: float, key: Array) -> eqx.nn.Linear:
+def dense(before: int, after: int, gain: float, random: Generator) -> Dense:
     """A layer with orthogonal weights and no bias at first."""
-    return _orthogonal_weights(eqx.nn.Linear(before, after, key=key), gain, key)
+    return Dense(orthogonal((after, before), gain, random), np.zeros(after, np.float32))
 
 
-def _orthogonal_weights(layer: Any, gain: float, key: Array) -> Any:
-    flat = (layer.weight.shape[0], int(np.prod(layer.weight.shape[1:])))
-    weight = jax.nn.initializers.orthogonal(gain)(key, flat).reshape(layer.weight.shape)
-    layer = eqx.tree_at(lambda own: own.weight, layer, weight)
-    return eqx.tree_at(lambda own: own.bias, layer, jnp.zeros_like(layer.bias))
+def orthogonal(shape: tuple[int, ...], gain: float, random: Generator) -> Array:
+    """Weights whose rows, or columns, are orthogonal (Saxe et al., 2014, arXiv:1312.6120)."""
+    rows, columns = shape[0], int(np.prod(shape[1:]))
+    q, r = np.linalg.qr(random.standard_normal((max(rows, columns), min(rows, columns))))
+    q *= np.sign(np.diag(r))  # so that every rotation is as likely
+    return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32)
 
 
 # Observations as vectors -------------------------------------------------------------------------

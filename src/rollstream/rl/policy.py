@@ -26,7 +26,7 @@ Weights: TypeAlias = dict[str, Any]
 """Arrays by name: they travel, are saved and are told apart by it."""
 State: TypeAlias = Any
 """What a recurrent policy remembers, `[B, ...]`; `()` for others."""
-Network: TypeAlias = Callable[[gymnasium.Space[Any], Distribution, Array], eqx.Module]
+Network: TypeAlias = Callable[[gymnasium.Space[Any], Distribution, np.random.Generator], eqx.Module]
 """Makes a module that turns one observation into a distribution's outputs and a value."""
 TRAINED = "network"
 """How the names of weights begin that gradients change; the others are statistics."""
@@ -34,6 +34,9 @@ TRAINED = "network"
 
 class Policy(Protocol):
     """What acts."""
+
+    compiled: bool
+    """Whether `step` is for JAX to compile; if not, it is called as it is, with numpy arrays."""
 
     def init(self, seed: int) -> Weights:
         """Fresh weights."""
@@ -73,6 +76,8 @@ class ActorCriticPolicy:
         statistics: more weights that gradients do not change.
     """
 
+    compiled = True
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -88,10 +93,7 @@ class ActorCriticPolicy:
         self.normalize = normalize
         self._statistics = statistics or {}
         self._network = network
-        shape = jax.eval_shape(
-            lambda key: network(observation_space, self.distribution, key), jax.random.key(0)
-        )
-        arrays, self._static = eqx.partition(shape, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+        arrays, self._static = eqx.partition(self._fresh(0), _is_array)
         named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [TRAINED + jax.tree_util.keystr(path) for path, _ in named]
 
@@ -99,12 +101,14 @@ class ActorCriticPolicy:
 
     def init(self, seed: int) -> Weights:
         """Fresh weights, and empty statistics."""
-        network = self._network(self.observation_space, self.distribution, jax.random.key(seed))
-        arrays = jax.tree.leaves(eqx.filter(network, eqx.is_array))
+        arrays = jax.tree.leaves(eqx.filter(self._fresh(seed), _is_array))
         weights: Weights = dict(zip(self._names, arrays, strict=True)) | self._statistics
         if self.normalize:
             weights |= Moments.empty(count_numbers(self.observation_space)).named("observation")
         return weights
+
+    def _fresh(self, seed: int) -> Any:
+        return self._network(self.observation_space, self.distribution, np.random.default_rng(seed))
 
     def _module(self, weights: Weights) -> Any:
         arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self._names])
@@ -153,6 +157,10 @@ class ActorCriticPolicy:
     def value(self, weights: Weights, observation: Observation) -> Array:
         """How good things are."""
         return self.outputs(weights, observation)[1]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (np.ndarray, jax.Array))
 
 
 def _leading(space: gymnasium.Space[Any], observation: Observation) -> tuple[int, ...]:

@@ -71,9 +71,10 @@ class RolloutWorker:
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self.weights: Weights = {}
         self.version = -1
-        self._step = jax.jit(self.policy.step)
+        compiled = jax.jit if self.policy.compiled else lambda function: function
+        self._step = compiled(self.policy.step)
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
-        self._gradients = jax.jit(spec.gradients(self.policy)) if spec.gradients is not None else None
+        self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._identity = (spec.seed, context.index, context.restarts)
         self._generator = np.random.default_rng(self._identity)
         self._count = spec.environments
@@ -91,7 +92,7 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
         self.version = version
-        self.weights = jax.tree.map(jnp.asarray, weights)
+        self.weights = jax.tree.map(jnp.asarray, weights) if self.policy.compiled else weights
 
     def sample(self, context: Context) -> Batch:
         """Some steps of every environment."""
