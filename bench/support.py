@@ -18,12 +18,13 @@ import rollstream as rs
 ENGINES = ("inline", "threads", "processes", "ray")
 
 
-def arguments(description: str | None, engines: Sequence[str]) -> argparse.ArgumentParser:
-    """A command line with what every benchmark takes; `engines` is its default choice."""
+def arguments(description: str | None, engines: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """A command line with what every benchmark takes; `engines` is its default choice, if it has one."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
-    parser.add_argument(
-        "--engines", type=names, default=list(engines), help="comma separated (default: all available)"
-    )
+    if engines:
+        parser.add_argument(
+            "--engines", type=names, default=list(engines), help="comma separated (default: all available)"
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, too")
     return parser
 
