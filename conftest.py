@@ -51,14 +51,15 @@ def ray_cluster() -> Iterator[None]:
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
     ray = importlib.import_module("ray")
-    ray.init(
-        "local",
-        num_cpus=4,
-        resources={"arm": 2},
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    with importlib.import_module("rollstream.engine.ray_connection").forks_of_ray():
+        ray.init(
+            "local",
+            num_cpus=4,
+            resources={"arm": 2},
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     yield
     ray.shutdown()
 

@@ -460,6 +460,7 @@ def test_an_operator_that_cannot_travel_is_named_with_its_line(engine: Processes
         next(plan)
 
 
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # by JAX, if it is running
 def test_a_fork_of_the_driver_does_not_talk_to_its_actors(engine: ProcessesEngine) -> None:
     [echo] = engine.spawn(Echo)
     reading, writing = os.pipe()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -54,7 +57,8 @@ def _initialise(address: str | None, variables: dict[str, str]) -> None:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # a cluster started here passes them on to its workers
     try:
-        ray.init(address=where, log_to_driver=True, logging_level=logging.ERROR, **own)
+        with forks_of_ray():
+            ray.init(address=where, log_to_driver=True, logging_level=logging.ERROR, **own)
     except Exception as error:
         raise EngineError(f"address={where!r}: cannot connect to Ray: {error}") from error
     finally:
@@ -63,3 +67,11 @@ def _initialise(address: str | None, variables: dict[str, str]) -> None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def forks_of_ray() -> Iterator[None]:
+    """Without JAX's warning of forks: Ray's become other programs at once, and touch nothing of JAX before."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        yield
