@@ -1,0 +1,178 @@
+"""Checkpoints: a state in a folder of its own, there as a whole or not at all.
+
+`state.json` has the structure, `arrays.safetensors` the arrays, `weights.safetensors` the policy's weights by
+themselves, and `manifest.json` a checksum of each. A folder is written under another name, flushed to the
+disk and renamed, so a crash leaves either the whole of it or a leftover that the next save removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from rollstream.engine import RollstreamError
+from rollstream.training.plain import packed, unpacked
+
+_FORMAT = 1
+_NAME = re.compile(r"step_(\d+)")
+_PARTIAL = ".partial"
+
+
+class CheckpointError(RollstreamError):
+    """A checkpoint that is not there, or is damaged."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was read and found whole."""
+
+    path: Path
+    step: int
+    state: Any
+
+
+def save_checkpoint(
+    folder: Path, step: int, state: Any, *, weights: Mapping[str, Any] | None = None, keep: int = 3
+) -> Path:
+    """Write a state as the folder's newest checkpoint, and remove all but the newest `keep`."""
+    structure, arrays = packed(state)
+    files = {
+        "state.json": json.dumps(structure, allow_nan=False).encode(),
+        "arrays.safetensors": save(arrays),
+        "weights.safetensors": save(
+            {name: np.asarray(own, order="C") for name, own in (weights or {}).items()}
+        ),
+    }
+    sums = {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()}
+    files["manifest.json"] = json.dumps({"format": _FORMAT, "step": step, "files": sums}, indent=2).encode()
+    path = folder / f"step_{step:09d}"
+    write_folder(path, files)
+    for _, old in _found(folder)[keep:]:
+        shutil.rmtree(old)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint; raise, naming the file, unless every byte is as it was written."""
+    files = {name: _verified(path, name) for name in ("state.json", "arrays.safetensors")}
+    state = unpacked(json.loads(files["state.json"]), load(files["arrays.safetensors"]))
+    return Checkpoint(path, _manifest(path)["step"], state)
+
+
+def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Only the policy's weights of a checkpoint."""
+    return load(_verified(path, "weights.safetensors"))
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or `None` if there is none at all. Warns of those that are not."""
+    damaged: CheckpointError | None = None
+    for _, path in _found(folder):
+        try:
+            checkpoint = load_checkpoint(path)
+        except CheckpointError as error:
+            damaged = error
+            warnings.warn(f"{error}; the one before it is used", stacklevel=2)
+        else:
+            return checkpoint
+    if damaged is not None:
+        raise CheckpointError(f"{damaged}, and no other checkpoint in {folder} is whole: begin a new run")
+    return None
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove checkpoints that are newer than a step: the training goes on from there."""
+    for own, path in _found(folder):
+        if own > step:
+            shutil.rmtree(path)
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make a folder with these files, at once; one of that name is replaced."""
+    partial = path.with_name(path.name + _PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, data in files.items():
+        _written(partial / name, data)
+    _synced(partial)
+    if path.exists():
+        shutil.rmtree(path)
+    os.rename(partial, path)
+    _synced(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, at once; one of that name is replaced."""
+    partial = path.with_name(path.name + _PARTIAL)
+    _written(partial, data)
+    os.replace(partial, path)
+    _synced(path.parent)
+
+
+def _written(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _synced(folder: Path) -> None:
+    """Names of files are on the disk only when their folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    """Checkpoints there are, newest first."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    steps = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return sorted(steps, reverse=True)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        known, _ = manifest["files"], manifest["step"]
+        assert all("sha256" in one for one in known.values())
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json cannot be read") from None
+    if manifest["format"] != _FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {manifest['format']}, not {_FORMAT}")
+    return manifest
+
+
+def _verified(path: Path, name: str) -> bytes:
+    expected = _manifest(path)["files"].get(name, {})
+    try:
+        data = (path / name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing") from None
+    if len(data) != expected.get("bytes"):
+        reason = f"{name} has {len(data):,} bytes instead of {expected.get('bytes', 0):,}"
+        raise CheckpointError(f"checkpoint {path} is damaged: {reason}")
+    if _checksum(data) != expected.get("sha256"):
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+    return data
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
