@@ -1,0 +1,5 @@
+"""`python -m rollstream` is the command line."""
+
+from rollstream.cli import main
+
+main()

@@ -1,0 +1,317 @@
+"""The command line: train, evaluate, draw, list and film. An algorithm's options are its settings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
+
+from rollstream.engine import RollstreamError
+from rollstream.flow import OperatorError
+
+C = TypeVar("C")
+Engine = Annotated[
+    Literal["inline", "threads", "processes", "ray"] | None,
+    arg(metavar="{inline,threads,processes,ray}", help_behavior_hint=""),
+]
+Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
+Algo = Annotated[Positional[str], arg(metavar="ALGO")]
+Folder = Annotated[Positional[Path], arg(metavar="DIR")]
+Environment = Annotated[str, arg(metavar="ID")]
+Count = Annotated[int, arg(metavar="N")]
+Every = Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: never)")]
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Stands for an algorithm's settings as long as no algorithm is named."""
+
+
+# Commands ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train(Generic[C]):
+    """Train an algorithm; name one to see its own options too: `rollstream train ppo --help`."""
+
+    algorithm: Algo
+    """A name that `rollstream list` shows, or one's own as my_file.py:MyAlgorithm."""
+    env: Environment
+    """The environment: a Gymnasium id such as CartPole-v1."""
+    steps: Count
+    """Environment steps, rounded up to whole batches."""
+    config: C
+    """Settings of the algorithm. The defaults are those tuned for the environment, where there are some."""
+    seed: int = 0
+    """Of everything that is random."""
+    workers: Count = 0
+    """Workers that sample; with 0, it is done in the driver's own thread."""
+    engine: Engine = None
+    """Where workers run; processes if there are some."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: runs/ALGO-ID-SEED)")] = None
+    """The run's folder."""
+    resume: Flag = False
+    """Go on with the run in that folder."""
+    quiet: Flag = False
+    """Show nothing while it runs."""
+    evaluate_every: Every = None
+    """Environment steps from one evaluation to the next."""
+    evaluate_episodes: Count = 10
+    """Episodes of such an evaluation."""
+    stop_at: Annotated[float | None, arg(metavar="RETURN", help_behavior_hint="")] = None
+    """Stop when the mean return gets there."""
+    checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Environment steps from one checkpoint to the next."""
+    keep: Count = 3
+    """How many checkpoints are kept, the newest."""
+    frame_stack: Count = 1
+    """Observations a policy sees at once."""
+
+    def run(self, args: Sequence[str]) -> None:
+        """Train, and say how to go on."""
+        from rollstream.training import train
+
+        if self.resume and self.out is None:
+            raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        algorithm = options.pop("algorithm")
+        options["out"] = self.out or _new_folder(algorithm, self.env, self.seed)
+        options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
+        run = train(algorithm, **options)
+        if not self.quiet:
+            print(f"See how good it is: rollstream evaluate {run.path}")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Run a trained policy for some episodes, and tell what it achieves."""
+
+    folder: Folder
+    """The folder of a run."""
+    episodes: Count = 100
+    """How many to run."""
+    json: Flag = False
+    """Write one JSON object and nothing else."""
+
+    def run(self, _: Sequence[str]) -> None:
+        """Write the result."""
+        from rollstream.training import load
+
+        result = load(self.folder).evaluate(episodes=self.episodes)
+        if self.json:
+            names = ("mean_return", "std_return", "episodes", "mean_length")
+            print(json.dumps({name: getattr(result, name) for name in names}))
+        else:
+            print(
+                f"mean return {result.mean_return:,.1f} ± {result.std_return:,.1f} over {result.episodes} "
+                f"episodes, {result.mean_length:,.1f} steps long on average"
+            )
+
+
+@dataclass(frozen=True)
+class Graph(Generic[C]):
+    """Draw an algorithm's plan: what runs where, and what is asynchronous. Nothing is trained."""
+
+    algorithm: Algo
+    """A name that `rollstream list` shows, or one's own as my_file.py:MyAlgorithm."""
+    config: C
+    """Settings of the algorithm."""
+    format: Literal["text", "mermaid", "svg"] = "text"
+    """For a terminal, for a Markdown page, or a picture."""
+    env: Environment = "CartPole-v1"
+    """The environment that the plan is built for."""
+    workers: Count = 2
+    """Workers that sample."""
+
+    def run(self, _: Sequence[str]) -> None:
+        """Build the plan where nothing is started, and write its picture."""
+        from rollstream import algos, flow
+        from rollstream.engine import engine as new_engine
+        from rollstream.rl.algorithm import Task
+        from rollstream.rl.environments import Environment as Recipe
+
+        algorithm = algos.algorithm(self.algorithm)
+        task = Task(Recipe(self.env), steps=1, workers=self.workers)
+        with new_engine("inline") as engine:
+            plan = algorithm.plan(algorithm.workers(engine, self.config, task), self.config)
+            print(getattr(flow.graph(plan), self.format)())
+
+
+@dataclass(frozen=True)
+class List:
+    """List the algorithms, and the environments they have tuned settings for."""
+
+    def run(self, _: Sequence[str]) -> None:
+        """Write a paragraph for each algorithm; read, not imported, so that it is quick."""
+        from rollstream.algos import ALGORITHMS
+        from rollstream.training.tuned import tuned_environments
+
+        width = max(map(len, ALGORITHMS))
+        for name in ALGORITHMS:
+            print(f"{name:<{width}}  {_first_line(f'rollstream.algos.{name}')}")
+            if environments := tuned_environments(name):
+                print(f"{'':<{width}}  tuned for {', '.join(environments)}")
+
+
+@dataclass(frozen=True)
+class Video:
+    """Film a trained policy."""
+
+    folder: Folder
+    """The folder of a run."""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """The film, such as film.mp4."""
+    episodes: Count = 1
+    """How many to film."""
+    seed: int = 0
+    """Of the first episode."""
+
+    def run(self, _: Sequence[str]) -> None:
+        """Write the film, and say what is in it."""
+        from rollstream.training import load
+        from rollstream.training.film import film
+
+        returns = film(load(self.folder), self.out, episodes=self.episodes, seed=self.seed)
+        told = ", ".join(f"{value:,.1f}" for value in returns)
+        episodes = "episode" if len(returns) == 1 else "episodes"
+        print(f"Saved {self.out}: {len(returns)} {episodes}, return {told}")
+
+
+# What was asked for ------------------------------------------------------------------------------
+
+_COMMANDS: dict[str, Any] = {
+    "train": Train,
+    "evaluate": Evaluate,
+    "graph": Graph,
+    "list": List,
+    "video": Video,
+}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Do what the arguments say, and exit: 0 if it went well, 2 if it cannot, 130 after Ctrl-C."""
+    args = sys.argv[1:] if args is None else list(args)
+    try:
+        _parsed(args).run(args)
+    except KeyboardInterrupt:
+        resume = "; the same command with --resume and --out goes on" if args[:1] == ["train"] else ""
+        _exit(f"stopped{resume}", 130)
+    except RollstreamError as error:
+        _exit(_sentence(error), 2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _exit(text: str, code: int) -> None:
+    print(f"rollstream: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _parsed(args: Sequence[str]) -> Any:
+    """The command, with its options; leaves by itself where help was asked for or something is wrong."""
+    if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+        near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
+        raise RollstreamError(f"there is no command {args[0]!r}; {meant}")
+    kinds = [_kind(name, command, args) for name, command in _COMMANDS.items()]
+    return tyro.cli(
+        Union[tuple(kinds)],  # type: ignore[arg-type]  # noqa: UP007
+        prog="rollstream",
+        description="Distributed reinforcement learning as dataflow.",
+        args=args,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+
+
+def _kind(name: str, command: Any, args: Sequence[str]) -> Any:
+    """A command's options; those of the algorithm are among them if one is named."""
+    if "config" not in {field.name for field in dataclasses.fields(command)}:
+        return Annotated[command, subcommand(name)]
+    config: Any = NoSettings()
+    if args[:1] == [name] and len(args) > 1 and not args[1].startswith("-"):
+        from rollstream.algos import algorithm
+
+        named = algorithm(args[1])  # before the rest is imported: a wrong name is told at once
+        from rollstream.training.settings import configured
+
+        config = configured(named, _environment(command, args))
+    blank = {
+        field.name: tyro.MISSING
+        for field in dataclasses.fields(command)
+        if field.default is dataclasses.MISSING
+    }
+    return Annotated[command[type(config)], subcommand(name, default=command(**{**blank, "config": config}))]
+
+
+def _environment(command: Any, args: Sequence[str]) -> str:
+    """The environment among the arguments, whose tuned settings are the defaults of the others."""
+    for option, value in zip(args, [*args[1:], ""], strict=True):
+        if option == "--env":
+            return value
+        if option.startswith("--env="):
+            return option.partition("=")[2]
+    return getattr(command, "env", "")
+
+
+def _given(config: Any, args: Sequence[str]) -> list[str]:
+    """The settings that are among the arguments; only they are to be laid over what is tuned or was saved."""
+    names = {field.name for field in dataclasses.fields(config)}
+    given: dict[str, None] = {}
+    for option in args:
+        if option.startswith("--config."):
+            name = option.removeprefix("--config.").partition("=")[0].partition(".")[0].replace("-", "_")
+            given[name if name in names else name.removeprefix("no_")] = None
+    return list(given)
+
+
+def _new_folder(algorithm: str, environment: str, seed: int) -> Path:
+    """A folder for a run that nobody named; never one that is there already."""
+    name = f"{Path(algorithm).name.rpartition(':')[2]}-{environment}-{seed}".replace("/", "-").replace(
+        ":", "-"
+    )
+    folder, count = Path("runs", name), 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs", f"{name}-{count}")
+    return folder
+
+
+def _first_line(module: str) -> str:
+    """The first line of a module's docstring, without running the module."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    documentation = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
+    return documentation.partition("\n")[0]
+
+
+def _sentence(error: RollstreamError) -> str:
+    """What went wrong, for a person who did not write the code that noticed it."""
+    if not isinstance(error, OperatorError):
+        return str(error)
+    if isinstance(error.original, RollstreamError):
+        return _sentence(error.original)
+    return str(error).partition("\n")[0] + _own_line(error.original)
+
+
+def _own_line(error: BaseException | None) -> str:
+    """The innermost line of code that is no library's: where to look first."""
+    if error is None:
+        return ""
+    libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
+    return f", in {own[-1].name} at {own[-1].filename}:{own[-1].lineno}" if own else ""
