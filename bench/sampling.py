@@ -157,7 +157,7 @@ def plain(make: Callable[[int], Turn], count: int) -> Iterator[Turn]:
         yield make(0)
         return
     context = multiprocessing.get_context("spawn")
-    connections: list[Connection] = []
+    connections: list[Any] = []
     processes: list[Any] = []
     for index in range(count):
         here, there = context.Pipe()

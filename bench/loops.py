@@ -1,0 +1,64 @@
+"""PPO and A3C as loops written by hand over the same workers and learner, to compare plans with.
+
+They make the same calls as the plans: what workers compute, what is sent and what is learned is the same, bit
+for bit where the order is fixed. There is no flow: nothing is counted, timed or saved on the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from rollstream.engine import Actor, Future
+from rollstream.flow import Context
+from rollstream.rl.batch import Batch
+from rollstream.rl.operators import WINDOW, StandardizeFields, episodes
+from rollstream.rl.worker import RolloutWorker
+from rollstream.rl.workers import Workers
+
+Returns = deque[Any]
+"""Returns and lengths of the last episodes: what a loop reports."""
+
+
+def sampled(worker: RolloutWorker) -> Batch:
+    """On a worker: a batch. The context, which a flow would look into, is thrown away."""
+    return worker.sample(Context("loop", ("worker", "loop", 0), worker, {}))
+
+
+def gradients(worker: RolloutWorker) -> tuple[Any, Any, Any, int]:
+    """On a worker: the gradient of a batch, what is to be known of it, its episodes and its steps."""
+    batch = sampled(worker)
+    return (*worker.compute_gradients(batch), episodes(batch)["episodes"], batch.steps)
+
+
+def ppo(workers: Workers) -> Iterator[Returns]:
+    """Sample everywhere, join, standardize, train, publish; gives the last episodes after each update."""
+    engine, learner = workers.engine, workers.learner
+    standardize = StandardizeFields(["advantage"])
+    window: Returns = deque(maxlen=WINDOW)
+    while True:
+        batches = engine.results([actor.apply(sampled) for actor in workers.actors])
+        batch = standardize(Batch.concatenate(batches))
+        learner.train(batch.validated())
+        workers.publish()
+        window.extend(episodes(batch)["episodes"].tolist())
+        yield window
+
+
+def a3c(workers: Workers, every: int) -> Iterator[Returns]:
+    """Gradients as they come: apply, send the weights back, ask again; gives the last episodes now and then."""
+    engine, learner = workers.engine, workers.learner
+    window: Returns = deque(maxlen=WINDOW)
+    waiting: dict[Future[Any], Actor[Any]] = {}
+    idle = workers.actors
+    while True:
+        for _ in range(every):
+            waiting |= {actor.apply(gradients): actor for actor in idle}
+            done, _ = engine.wait(list(waiting))
+            idle = [waiting.pop(done[0])]
+            slopes, metrics, ended, steps = done[0].result()
+            learner.apply(slopes, metrics, steps)
+            workers.publish(idle)
+            window.extend(ended.tolist())
+        yield window
