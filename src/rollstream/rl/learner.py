@@ -70,12 +70,13 @@ class Learner:
         self._noise = noise
         self._settings = settings
         self._seed = seed
-        self._total_steps = total_steps
+        self.total_steps = total_steps
+        """Environment steps of the whole training."""
 
     def train(self, batch: Batch, steps: int | None = None) -> dict[str, float]:
         """Learn from a batch: a new version, and what is to be known of it."""
         assert self._update is not None, "this learner is given gradients, not batches"
-        progress = min(1.0, self.steps / self._total_steps)
+        progress = min(1.0, self.steps / self.total_steps)
         settings = self._settings(progress)
         noise = self._noise(np.random.default_rng([self._seed, self.version]))
         arrays = {name: jnp.float32(value) for name, value in settings.items()}
@@ -91,7 +92,7 @@ class Learner:
         """Take one step by a gradient that was computed elsewhere: a new version."""
         known = {name: float(value) for name, value in metrics.items()}
         self._require_numbers(known)
-        settings = self._settings(min(1.0, self.steps / self._total_steps))
+        settings = self._settings(min(1.0, self.steps / self.total_steps))
         rate = jnp.float32(settings["learning_rate"])
         self.weights, self.optimizer = self._descend(rate, gradients, self.optimizer, self.weights)
         self.version += 1

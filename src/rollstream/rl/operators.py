@@ -158,7 +158,10 @@ def episodes(batch: Batch) -> dict[str, Any]:
 def ReportMetrics(  # noqa: N802
     stream: Iter[Report], workers: Workers, every: int = 1, name: str = "ReportMetrics"
 ) -> Iter[Report]:
-    """Reports with running counts and the mean of the last episodes; one for every so many updates."""
+    """Reports with running counts and the mean of the last episodes; one for every so many updates.
+
+    One comes with the last step of the whole training, too, so that it can end there.
+    """
     return stream.combine(_Reporter(workers, every), name=name)
 
 
@@ -173,6 +176,7 @@ class _Reporter:
         self._sums: dict[str, float] = {}
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
+        total, before = self._workers.learner.total_steps, self._steps
         self._steps += int(context.provenance.total("steps"))
         ended = np.asarray(report.pop("episodes", np.empty((0, 2))))
         self._window.extend((float(one), float(length)) for one, length in ended)
@@ -180,7 +184,7 @@ class _Reporter:
         self._waiting += 1
         for key, value in report.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
-        if self._waiting < self._every:
+        if self._waiting < self._every and not before < total <= self._steps:
             return []
         means = {key: value / self._waiting for key, value in self._sums.items()}
         means |= {key: report[key] for key in _LATEST if key in report}
