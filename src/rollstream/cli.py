@@ -31,6 +31,7 @@ Algo = Annotated[Positional[str], arg(metavar="ALGO")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 Environment = Annotated[str, arg(metavar="ID")]
 Count = Annotated[int, arg(metavar="N")]
+_EXCEPT = "(required, except with --resume)"
 Every = Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: never)")]
 
 
@@ -48,12 +49,12 @@ class Train(Generic[C]):
 
     algorithm: Algo
     """A name that `rollstream list` shows, or one's own as my_file.py:MyAlgorithm."""
-    env: Environment
-    """The environment: a Gymnasium id such as CartPole-v1."""
-    steps: Count
-    """Environment steps, rounded up to whole batches."""
     config: C
     """Settings of the algorithm. The defaults are those tuned for the environment, where there are some."""
+    env: Annotated[str | None, arg(metavar="ID", help_behavior_hint=_EXCEPT)] = None
+    """The environment: a Gymnasium id such as CartPole-v1."""
+    steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_EXCEPT)] = None
+    """Environment steps, rounded up to whole batches."""
     seed: int = 0
     """Of everything that is random."""
     workers: Count = 0
@@ -85,9 +86,14 @@ class Train(Generic[C]):
 
         if self.resume and self.out is None:
             raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
+        if not self.resume and (self.env is None or self.steps is None):
+            raise RollstreamError(
+                f"say what to learn in and for how long: rollstream train {self.algorithm} --env CartPole-v1 "
+                f"--steps 100_000"
+            )
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         algorithm = options.pop("algorithm")
-        options["out"] = self.out or _new_folder(algorithm, self.env, self.seed)
+        options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
         run = train(algorithm, **options)
         if not self.quiet:
@@ -263,7 +269,7 @@ def _environment(command: Any, args: Sequence[str]) -> str:
             return value
         if option.startswith("--env="):
             return option.partition("=")[2]
-    return getattr(command, "env", "")
+    return getattr(command, "env", None) or ""
 
 
 def _given(config: Any, args: Sequence[str]) -> list[str]:

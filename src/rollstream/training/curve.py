@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Points: TypeAlias = list[tuple[float, float]]
 
@@ -18,7 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 72.0, 24.0, 40.0, 52.0
 _STEPS, _RETURN = "environment steps", "mean return of an episode"
 
 
-def draw_curve(metrics: Sequence[Mapping[str, float]], path: str | Path, title: str = "") -> Path | None:
+def draw_curve(metrics: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> Path | None:
     """Draw returns and evaluations against steps.
 
     Args:
@@ -45,7 +45,7 @@ def draw_curve(metrics: Sequence[Mapping[str, float]], path: str | Path, title: 
     return path
 
 
-def _points(metrics: Sequence[Mapping[str, float]], name: str) -> Points:
+def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> Points:
     return [
         (row["time/total_timesteps"], row[name])
         for row in metrics

@@ -1,0 +1,258 @@
+"""What a person sees of a training: lines, a live picture, a curve."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from rollstream.flow import Statistics
+from rollstream.flow.statistics import NodeStatistics
+from rollstream.training.course import Course, sparkline
+from rollstream.training.curve import curve_svg, draw_curve, ticks
+from rollstream.training.display import Lines, LiveDisplay, display_for
+from rollstream.training.progress import RunAbout
+
+ABOUT = RunAbout("ppo", "CartPole-v1", 10_000, 1, 2, "processes", Path("runs/x"), 0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def report(steps: int, value: float | None = 20.0, **more: float) -> dict[str, float]:
+    own = {"time/total_timesteps": float(steps), "train/loss": 0.5, "train/value_loss": 0.25}
+    if value is not None:
+        own |= {"rollout/ep_rew_mean": value, "rollout/ep_len_mean": value, "rollout/episodes": 7.0}
+    return own | {name.replace("__", "/"): number for name, number in more.items()}
+
+
+def statistics(elapsed: float = 2.0) -> Statistics:
+    def node(name: str, place: str, copies: int, busy: float, waiting: float = 0.0) -> NodeStatistics:
+        return NodeStatistics(name, "for_each", place, copies, 1234, 0, 0, busy, waiting, 0)
+
+    return Statistics(
+        elapsed,
+        (
+            node("ParallelRollouts", "worker[0..1]", 2, 3.0),
+            node("gather_sync", "driver", 1, 0.01, waiting=1.0),
+            node("TrainOneStep", "driver", 1, 0.5),
+        ),
+    )
+
+
+def live(width: int = 100) -> tuple[LiveDisplay, io.StringIO, Clock]:
+    stream, clock = io.StringIO(), Clock()
+    console = Console(file=stream, force_terminal=True, width=width, height=40, legacy_windows=False)
+    return LiveDisplay(console, clock), stream, clock
+
+
+# Lines -------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_terminal_gets_lines() -> None:
+    assert isinstance(display_for(io.StringIO()), Lines)
+
+
+def test_lines_come_now_and_then_and_the_last_one_always() -> None:
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, clock, every=5)
+    lines.start(ABOUT)
+    for second in range(1, 13):
+        clock.now += 1
+        lines.report(report(500 * second), statistics())
+    lines.finish(None)
+    shown = stream.getvalue().splitlines()
+    assert shown[0] == "ppo on CartPole-v1 · 2 workers on processes · seed 1 · 10,000 steps"
+    steps = [line.split()[0] for line in shown[1:]]
+    assert steps == ["500", "3,000", "5,500", "6,000"]
+    assert "return 20.0" in shown[2]
+    assert "500 steps/s" in shown[2]
+    assert "0:14 left" in shown[2]
+
+
+def test_the_last_line_is_not_said_twice() -> None:
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, clock)
+    lines.start(ABOUT)
+    lines.report(report(10_000), statistics())
+    lines.finish(None)
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_part_of_a_run_says_where_it_goes_on() -> None:
+    stream = io.StringIO()
+    Lines(stream).start(RunAbout("a2c", "Acrobot-v1", 10_000, 0, 0, "inline", None, 4_000))
+    assert stream.getvalue() == "a2c on Acrobot-v1 · inline · seed 0 · 10,000 steps, from step 4,000 on\n"
+
+
+def test_a_display_that_never_started_finishes() -> None:
+    display, stream, _ = live()
+    display.note("before the start")
+    display.finish(None)
+    Lines(stream).finish(None)
+    assert "before the start" in stream.getvalue()
+
+
+# On a terminal -----------------------------------------------------------------------------------
+
+
+def drawn(width: int = 100) -> str:
+    display, _, clock = live(width)
+    display._course = Course(ABOUT)
+    for index in range(1, 21):
+        clock.now += 0.5
+        display.report(report(250 * index, 10.0 * index), statistics())
+    display.report(report(5_250, 210.0, eval__mean_reward=487.25), statistics())
+    return display.picture().plain
+
+
+def test_the_picture_has_it_all() -> None:
+    text = drawn()
+    for part in (
+        "ppo on CartPole-v1 · 2 workers on processes · seed 1 → runs/x",
+        "52%",
+        "0:09 left",
+        "5,250 of 10,000",
+        "210.0",
+        "▁",
+        "█",
+        "evaluation  487.2",
+        "total 0.5 · value 0.25",
+        "worker[0..1]",
+    ):
+        assert part in text
+    [worst] = [line for line in text.splitlines() if "bottleneck" in line]
+    assert worst.split()[0] == "ParallelRollouts"
+    assert "75%" in worst
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_too_long(width: int) -> None:
+    assert max(map(len, drawn(width).splitlines())) <= width
+
+
+def test_before_the_first_report_and_the_first_episode() -> None:
+    display, _, _ = live()
+    display._course = Course(ABOUT)
+    assert "compiling" in display.picture().plain
+    display.report(report(100, None), Statistics(0.0, ()))
+    assert "no episode has ended yet" in display.picture().plain
+
+
+def test_the_terminal_is_left_clean() -> None:
+    display, stream, clock = live()
+    display.start(ABOUT)
+    try:
+        clock.now += 1
+        display.report(report(5_000), statistics())
+        display.note("worker[1] was killed")
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        display.finish(None)
+    shown = stream.getvalue()
+    assert "worker[1] was killed" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    assert shown.endswith("\n\x1b[?25h")
+    display.finish(None)
+    assert stream.getvalue() == shown
+
+
+def test_many_nodes_are_the_busiest_in_their_order() -> None:
+    nodes = tuple(
+        NodeStatistics(f"node {index}", "for_each", "driver", 1, 1, 0, 0, float(index % 7), 0.0, 0)
+        for index in range(40)
+    )
+    display, _, _ = live()
+    display._course = Course(ABOUT)
+    display.report(report(100), Statistics(10.0, nodes))
+    shown = [line.split()[1] for line in display.picture().plain.splitlines() if line.startswith("node ")]
+    assert len(shown) == 13  # and the title
+    assert [int(name) for name in shown[1:]] == sorted(int(name) for name in shown[1:])
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def test_the_speed_is_that_of_the_last_seconds() -> None:
+    course = Course(ABOUT)
+    course.add(report(100), statistics(), 0.0)
+    assert course.rate is None
+    assert course.left(0.0) is None
+    course.add(report(200), statistics(), 1.0)
+    assert course.rate == 100
+    for second in range(2, 40):
+        course.add(report(200 + 10 * second), statistics(), float(second))
+    assert course.rate == 10
+    assert course.left(39.0) == pytest.approx((10_000 - course.steps) / 10)
+    assert course.left(49.0) == pytest.approx((10_000 - course.steps) / 10 - 10)
+
+
+def test_returns_are_kept_within_bounds() -> None:
+    course = Course(ABOUT)
+    for index in range(5_000):
+        course.add(report(index, float(index)), statistics(), float(index))
+    assert len(course.returns) <= 1024
+    assert len(sparkline(course.returns, 32)) == 32
+
+
+@pytest.mark.parametrize("points", [[], [(5, 1.0)], [(5, 1.0), (5, 2.0)]])
+def test_too_few_points_are_no_curve(points: list[tuple[int, float]]) -> None:
+    assert sparkline(points, 8) == ""
+
+
+def test_a_constant_is_flat() -> None:
+    assert sparkline([(0, 3.0), (10, 3.0)], 4) == "▁▁▁▁"
+
+
+# The curve ---------------------------------------------------------------------------------------
+
+METRICS = [
+    report(1_000 * index, 20.0 * index, **({"eval__mean_reward": 25.0 * index} if index % 4 == 0 else {}))
+    for index in range(1, 20)
+]
+
+
+def test_a_curve_as_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = draw_curve(METRICS, tmp_path / "curve.png", "ppo on CartPole-v1")
+    assert path == tmp_path / "curve.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_a_curve_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    path = draw_curve(METRICS, tmp_path / "curve.png", "a < b")
+    assert path == tmp_path / "curve.svg"
+    root = ElementTree.fromstring(path.read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a < b", "environment steps", "20k", "training", "evaluation"} <= set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 4
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert draw_curve([report(100, None), report(200, float("nan"))], tmp_path / "curve.png") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("points", [[(0.0, 0.0)], [(512.0, -3.0)], [(1.0, 5.0), (2.0, 5.0)]])
+def test_few_points_can_be_drawn(points: list[tuple[float, float]]) -> None:
+    ElementTree.fromstring(curve_svg(points, []))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-1200.0, -150.0), (9.0, 500.0), (1e-9, 3e-9), (7.0, 7.0)]
+)
+def test_ticks_enclose_what_is_shown(low: float, high: float) -> None:
+    marks = ticks(low, high, 6)
+    assert marks[0] <= low <= high <= marks[-1]
+    assert 2 <= len(marks) <= 9
