@@ -37,8 +37,10 @@ class Batch(dict[str, Any]):
         leaves = jax.tree.leaves(dict(self))
         if not leaves:
             raise BatchError("a batch without columns has no shape")
-        length, width = np.shape(leaves[0])[:2]
-        return length, width
+        shape = np.shape(leaves[0])
+        if len(shape) < 2:
+            raise BatchError(f"columns of a batch are [T, B, ...], and the first of these is {list(shape)}")
+        return shape[0], shape[1]
 
     @property
     def steps(self) -> int:
@@ -73,7 +75,7 @@ class Batch(dict[str, Any]):
         """Columns with time and environments as one axis, `[T * B, ...]`, not copied where possible."""
         return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), dict(self))
 
-    def only(self, names: Iterable[str]) -> Batch:
+    def only(self, names: Sequence[str]) -> Batch:
         """Some of the columns."""
         missing = [name for name in names if name not in self]
         if missing:
@@ -83,6 +85,8 @@ class Batch(dict[str, Any]):
     @staticmethod
     def concatenate(batches: Sequence[Batch]) -> Batch:
         """Batches of the same length, environments side by side. A single one is given back as it is."""
+        if not batches:
+            raise BatchError("there are no batches to join")
         if len(batches) == 1:
             return batches[0]
         first = batches[0]

@@ -71,6 +71,10 @@ def _encoded(value: Any) -> Any:
     """Plain data; what JSON does not know is marked."""
     if type(value) in (type(None), bool, int, float, str):
         return value
+    if isinstance(value, np.str_):
+        return str(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "SU":  # a map of letters, say
+        return {"text": [value.dtype.str, value.astype(str).tolist()]}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {"array": value.copy()}
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -92,6 +96,8 @@ def _decoded(state: Any) -> Any:
     [(kind, value), *more] = state.items()
     if kind == "array":
         return np.array(value)
+    if kind == "text":
+        return np.array(value[1]).astype(value[0])
     if kind == "scalar":
         return np.asarray(value)[()]
     if kind == "generator":

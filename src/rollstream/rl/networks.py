@@ -74,15 +74,22 @@ class MLP(eqx.Module):
 
 
 class NatureCNN(eqx.Module):
-    """The convolutions of Mnih et al. (2015, doi:10.1038/nature14236), for images with channels last."""
+    """The convolutions of Mnih et al. (2015, doi:10.1038/nature14236).
+
+    Channels come last; or first, if they are the fewest, as in the vector environments for Atari.
+    """
 
     convolutions: list[Convolution]
     last: Dense
+    channels: int = eqx.field(static=True)
+    """The axis they are along."""
 
     def __init__(self, shape: tuple[int, ...], random: Generator):
-        if min(shape[:2]) < 36:
-            raise SpaceError(f"images of {shape[0]} x {shape[1]} are too small; give at least 36 x 36")
-        sizes = [(shape[2], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+        self.channels = 0 if shape[0] < shape[2] else 2
+        height, width = np.delete(shape, self.channels)
+        if min(height, width) < 36:
+            raise SpaceError(f"images of {height} x {width} are too small; give at least 36 x 36")
+        sizes = [(shape[self.channels], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         self.convolutions = [
             Convolution(
                 orthogonal((after, before, size, size), np.sqrt(2), random),
@@ -91,11 +98,14 @@ class NatureCNN(eqx.Module):
             )
             for before, after, size, stride in sizes
         ]
-        flat = jax.eval_shape(self._convolved, jax.ShapeDtypeStruct(shape, jnp.float32)).size
+        shaped = jax.ShapeDtypeStruct(shape, jnp.float32)
+        flat = jax.eval_shape(
+            lambda image: self._convolved(image), shaped
+        ).size  # a method cannot be hashed yet
         self.last = dense(flat, _FEATURES, np.sqrt(2), random)
 
     def _convolved(self, image: Array) -> Array:
-        x = jnp.moveaxis(image, -1, 0)
+        x = jnp.moveaxis(image, self.channels, 0)
         for convolution in self.convolutions:
             x = jax.nn.relu(convolution(x))
         return x.reshape(-1)
@@ -206,6 +216,6 @@ def encoded(space: gymnasium.Space[Any], value: Array) -> Array:
         return jax.nn.one_hot(value - int(space.start), int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         sizes = space.nvec.ravel()
-        chosen = value.ravel()
+        chosen = (value - space.start).ravel()
         return jnp.concatenate([jax.nn.one_hot(chosen[i], int(size)) for i, size in enumerate(sizes)])
     return jnp.asarray(value, jnp.float32).reshape(-1)

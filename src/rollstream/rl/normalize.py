@@ -50,12 +50,14 @@ class Moments(NamedTuple):
         return jnp.where(self.count > 1, jnp.sqrt(variance + _EPSILON), 1.0)
 
 
-def updated(moments: Moments, values: Array) -> Moments:
-    """Moments that have also seen values `[N, ...]`."""
-    count = jnp.float32(values.shape[0])
-    mean = jnp.mean(values, axis=0)
-    deviation = jnp.sum((values - mean) ** 2, axis=0)
-    total = moments.count + count
+def updated(moments: Moments, values: Array, real: Array | None = None) -> Moments:
+    """Moments that have also seen values `[N, ...]`, all or those that are real."""
+    where = jnp.ones(values.shape[:1], bool) if real is None else real
+    count = jnp.sum(where, dtype=jnp.float32)
+    where = where.reshape(-1, *(1 for _ in values.shape[1:]))
+    mean = jnp.sum(values, axis=0, where=where) / jnp.maximum(count, 1)
+    deviation = jnp.sum((values - mean) ** 2, axis=0, where=where)
+    total = jnp.maximum(moments.count + count, 1)
     shift = mean - moments.mean
     return Moments(
         total,

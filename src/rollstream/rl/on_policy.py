@@ -97,13 +97,14 @@ class OnPolicyConfig:
 
 
 def with_statistics(policy: ActorCriticPolicy, weights: Weights, batch: Any) -> Weights:
-    """The weights with statistics that have also seen a batch, for the next one."""
+    """The weights with statistics that have also seen the steps of a batch, for the next one."""
+    real = batch["real"].reshape(-1) if "real" in batch else None
     if policy.normalize:
         seen = numbers(policy.observation_space, batch["observation"])
-        moments = updated(Moments.of(weights, "observation"), seen.reshape(-1, seen.shape[-1]))
+        moments = updated(Moments.of(weights, "observation"), seen.reshape(-1, seen.shape[-1]), real)
         weights = weights | moments.named("observation")
     if "discounted_return" in batch:
-        moments = updated(Moments.of(weights, "return"), batch["discounted_return"].reshape(-1))
+        moments = updated(Moments.of(weights, "return"), batch["discounted_return"].reshape(-1), real)
         weights = weights | moments.named("return")
     return weights
 

@@ -90,7 +90,7 @@ class ActorCriticPolicy:
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = distribution_for(action_space)
-        self.normalize = normalize
+        self.normalize = normalize and count_numbers(observation_space) > 0
         self._statistics = statistics or {}
         self._network = network
         arrays, self._static = eqx.partition(self._fresh(0), _is_array)

@@ -35,6 +35,12 @@ class Transition(NamedTuple):
     real: np.ndarray[Any, Any] | None
     """Which rows were steps; the others only began an episode. `None` if all were."""
 
+    @property
+    def begun(self) -> list[int]:
+        """Where the observation to act on next is the first of an episode."""
+        begun = [index for index, _ in self.final]
+        return begun if self.real is None else begun + np.flatnonzero(~self.real).tolist()
+
 
 class Vector(ABC):
     """Environments side by side, of the same spaces."""
@@ -102,7 +108,7 @@ class LeanVector(Vector):
             rewards[index] = reward
             if terminated or truncated:
                 terminations[index], truncations[index] = terminated, truncated
-                final.append((index, self._seen(observation, info)))
+                final.append((index, _copied(self._seen(observation, info))))
                 observation, info = environment.reset()
             if self._plain:
                 observations[index] = observation
@@ -112,7 +118,9 @@ class LeanVector(Vector):
         return Transition(observations, rewards, terminations, truncations, ended, final, None)
 
     def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
-        return _masked(observation, info["action_mask"]) if self._masked else observation
+        if not self._masked:
+            return observation
+        return {"observation": observation, "action_mask": _joined(info["action_mask"])}
 
     def state_dict(self) -> dict[str, Any]:
         """Of each environment."""
@@ -141,6 +149,7 @@ class NativeVector(Vector):
         self.observation_space = _with_mask(
             environment.single_observation_space, self.action_space, self._masked
         )
+        self._masks = zeros(self.observation_space, self.count)["action_mask"] if self._masked else None
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         self._ended = np.zeros(self.count, bool)
         self._convert = actions_for(self.action_space, whole=True)
@@ -158,10 +167,14 @@ class NativeVector(Vector):
         before, self._ended = self._ended, np.logical_or(terminated, truncated)
         ended = np.flatnonzero(self._ended).tolist()
         if self._mode is AutoresetMode.SAME_STEP and ended:
-            final = [(index, info["final_obs"][index]) for index in ended]
+            last = [_copied(take(info["final_obs"], index)) for index in ended]
             if self._masked:
                 masks = info["final_info"]["action_mask"]
-                final = [(index, _masked(own, masks[index])) for index, own in final]
+                last = [
+                    {"observation": own, "action_mask": _joined(masks[index])}
+                    for index, own in zip(ended, last, strict=True)
+                ]
+            final = list(zip(ended, last, strict=True))
         elif self._mode is AutoresetMode.DISABLED and ended:
             last = self._seen(observation, info)
             final = [(index, _copied(take(last, index))) for index in ended]
@@ -182,7 +195,13 @@ class NativeVector(Vector):
 
     def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
         seen = _copied(observation)  # some environments write into the same arrays again
-        return _masked(seen, np.stack(info["action_mask"])) if self._masked else seen
+        if self._masks is None:
+            return seen
+        masks, told = info["action_mask"], info.get("_action_mask", np.ones(self.count, bool))
+        self._masks = self._masks.copy()
+        for index in np.flatnonzero(told):  # a reset of some tells of those alone
+            self._masks[index] = _joined(masks[index])
+        return {"observation": seen, "action_mask": self._masks}
 
     def state_dict(self) -> dict[str, Any]:
         """Of all at once."""
@@ -223,10 +242,7 @@ class FrameStack(Vector):
         older = self._stack[..., self._width :]
         final = [(index, np.concatenate([older[index], last], axis=-1)) for index, last in step.final]
         stack = np.concatenate([older, step.observation], axis=-1)
-        begun = [index for index, _ in step.final]
-        if step.real is not None:
-            begun += np.flatnonzero(~step.real).tolist()
-        if begun:
+        if begun := step.begun:
             stack[begun] = np.concatenate([step.observation[begun]] * self._frames, axis=-1)
         self._stack = stack
         return step._replace(observation=stack, final=final)
@@ -254,6 +270,8 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
         return list  # of numpy's integers, which a space checks faster than Python's
     if isinstance(space, spaces.Box):
         return lambda actions: np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+    if isinstance(space, spaces.MultiDiscrete):
+        return lambda actions: actions.reshape(-1, *space.shape) + space.start
     return lambda actions: actions
 
 
@@ -264,10 +282,9 @@ def _with_mask(space: gymnasium.Space[Any], actions: gymnasium.Space[Any], maske
     return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(int(size))})
 
 
-def _masked(observation: Any, mask: Any) -> Observation:
-    if isinstance(mask, tuple):  # one part for each action of several
-        mask = np.concatenate(mask, axis=-1)
-    return {"observation": observation, "action_mask": mask}
+def _joined(mask: Any) -> Any:
+    """One mask of several choices, which Gymnasium has a part each for."""
+    return np.concatenate(mask) if isinstance(mask, tuple) else mask
 
 
 def _copied(observation: Observation) -> Observation:

@@ -79,6 +79,7 @@ class RolloutWorker:
         self._generator = np.random.default_rng(self._identity)
         self._count = spec.environments
         self._begin()
+        self._remembers = bool(jax.tree.leaves(self.state))
 
     def _begin(self, *more: int) -> None:
         """A new episode everywhere; the same numbers give the same episodes."""
@@ -88,6 +89,12 @@ class RolloutWorker:
         self._returns = np.zeros(self._count)
         self._lengths = np.zeros(self._count, np.int64)
         self._discounted = np.zeros(self._count, np.float32)
+
+    def _forgotten(self, begun: list[int]) -> Any:
+        """The policy's state, as it is at the beginning of an episode where one has begun."""
+        state = jax.tree.map(np.array, self.state)
+        put(state, begun, take(self.policy.initial_state(self._count), begun))
+        return state
 
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
@@ -132,6 +139,8 @@ class RolloutWorker:
             actions.append(np.asarray(action))
             step = vector.step(actions[t])
             self.observation = step.observation
+            if self._remembers and (begun := step.begun):
+                self.state = self._forgotten(begun)
             reward[t] = step.reward
             self._returns += step.reward
             self._lengths += 1

@@ -1,0 +1,169 @@
+"""Environments whose every step is known beforehand, for tests, and what stands in for a flow's contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rollstream.engine import ActorContext
+from rollstream.flow import Context
+from rollstream.rl.batch import Batch
+from rollstream.rl.worker import RolloutWorker, WorkerSpec
+
+ENDINGS = ((3, "terminated"), (2, "truncated"), (1, "truncated"), (4, "both"), (1, "terminated"))
+"""How long episodes are and how they end, over and over."""
+
+
+class Scripted(gymnasium.Env[Any, Any]):
+    """Follows `ENDINGS` from a place that the seed chooses; observations tell episode and step.
+
+    With `reuses`, it writes all observations into one array, as environments may.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, reuses: bool = False):
+        self._reuses = reuses
+        self._array = np.zeros(2)
+        self._episode = self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._episode = self._episode + 1 if seed is None else seed % 1000
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        length, how = ENDINGS[self._episode % len(ENDINGS)]
+        assert self._step <= length, "a step after the end"
+        over = self._step == length
+        reward = float(action) + 0.25 * self._step
+        return (
+            self._observation(),
+            reward,
+            over and how in ("terminated", "both"),
+            over and how in ("truncated", "both"),
+            {},
+        )
+
+    def _observation(self) -> Any:
+        array = self._array if self._reuses else np.zeros(2)
+        array[:] = self._episode / 10, self._step
+        return array
+
+
+class Samples(gymnasium.Env[Any, Any]):
+    """Shows samples of any space, takes actions of any space, and keeps both. Episodes last four steps."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any] = spaces.Discrete(2),  # noqa: B008
+        masks: list[Any] | None = None,
+        reward: float = 1.0,
+    ):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.seen: list[Any] = []
+        self.taken: list[Any] = []
+        self._masks = masks
+        self._reward = reward
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.seen.clear()
+        self._step = 0
+        return self._observation()
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        if self._masks is not None:
+            mask = self._mask()
+            parts, chosen = (mask, action) if isinstance(mask, tuple) else ((mask,), (action,))
+            assert all(part[one] for part, one in zip(parts, chosen, strict=True)), (mask, action)
+        self.taken.append(action)
+        self._step += 1
+        observation, info = self._observation()
+        return observation, self._reward, False, self._step == 4, info
+
+    def _mask(self) -> Any:
+        assert self._masks is not None
+        return self._masks[self._step % len(self._masks)]
+
+    def _observation(self) -> Any:
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1], {} if self._masks is None else {"action_mask": self._mask()}
+
+
+class Target(gymnasium.Env[Any, Any]):
+    """The reward is how near an action comes to what is asked for; one number, and one step an episode."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-2, 2, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self._wanted = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._wanted = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self._wanted, {}
+
+    def step(self, action: Any) -> Any:
+        reward = -float((action[0] + self._wanted[0]) ** 2)
+        return self._wanted, reward, True, False, {}
+
+
+class Signals(gymnasium.Env[Any, Any]):
+    """Of three actions two are legal; the sign of a number and a choice together tell which one pays.
+
+    An episode is twenty steps long: at random it pays 10.
+    """
+
+    observation_space = spaces.Dict(
+        {"number": spaces.Box(-1, 1, (2,)), "choice": spaces.Discrete(2, start=3)}
+    )
+    action_space = spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self._number, self._choice, self._forbidden = np.zeros(2, np.float32), 0, 0
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._next(), self._info()
+
+    def step(self, action: Any) -> Any:
+        assert action != self._forbidden, "an action that is not legal"
+        legal = [one for one in range(3) if one != self._forbidden]
+        reward = float(action == legal[int(self._number[0] > 0) ^ self._choice])
+        self._step += 1
+        return self._next(), reward, False, self._step == 20, self._info()
+
+    def _next(self) -> Any:
+        self._number = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        self._choice = int(self.np_random.integers(2))
+        self._forbidden = int(self.np_random.integers(3))
+        return {"number": self._number, "choice": 3 + self._choice}
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": (np.arange(3) != self._forbidden).astype(np.int8)}
+
+
+def worker_of(spec: WorkerSpec, index: int = 0) -> RolloutWorker:
+    """A worker as an engine would make it, with fresh weights."""
+    worker = RolloutWorker(spec, context=ActorContext("worker", index, 1))
+    worker.set_weights(0, worker.policy.init(0))
+    return worker
+
+
+def sampled(worker: RolloutWorker) -> Batch:
+    """A batch, outside of any flow."""
+    return worker.sample(Context("sample", ("worker", "sample", 0), None, {})).validated()
