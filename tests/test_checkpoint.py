@@ -55,7 +55,7 @@ AWKWARD = {
     "a/b": np.arange(3),
     "a": {"b": np.arange(4)},
     "arrays": [
-        np.float32([[1, np.nan], [np.inf, -0.0]]),
+        np.array([[1, np.nan], [np.inf, -0.0]], np.float32),
         np.array(3.5),
         np.zeros((0, 3), np.int8),
         np.array([True, False]),
@@ -65,8 +65,8 @@ AWKWARD = {
         np.array([1, 2], ">i4"),
         np.array(["ab", "c"]),
         np.array("2026-01-01", "datetime64[D]"),
-        np.uint64([2**64 - 1]),
-        np.float16([65504]),
+        np.array([2**64 - 1], np.uint64),
+        np.array([65504], np.float16),
     ],
     "scalars": [
         np.float64(0.1),
@@ -169,7 +169,7 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 def test_weights_are_read_without_the_rest(tmp_path: Path) -> None:
-    weights = {"network.bias": np.float32([1, 2]), "count": np.zeros((), np.float32)}
+    weights = {"network.bias": np.array([1, 2], np.float32), "count": np.zeros((), np.float32)}
     path = save_checkpoint(tmp_path, 1, {}, weights=weights)
     (path / "state.json").unlink()
     assert_same(dict(sorted(load_weights(path).items())), dict(sorted(weights.items())))

@@ -8,6 +8,8 @@
 [1, 4, 9]
 """
 
+from typing import TYPE_CHECKING, Any
+
 from rollstream import flow
 from rollstream.engine import (
     Actor,
@@ -24,6 +26,9 @@ from rollstream.engine import (
     engine,
 )
 from rollstream.flow import OperatorError, PlanError, StateError
+
+if TYPE_CHECKING:
+    from rollstream.training import load, train
 
 __version__ = "0.1.0.dev0"
 
@@ -44,4 +49,15 @@ __all__ = [
     "StateError",
     "engine",
     "flow",
+    "load",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What trains needs JAX, which plain flows and their processes do without."""
+    if name not in ("load", "train"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rollstream import training
+
+    return getattr(training, name)

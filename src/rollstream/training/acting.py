@@ -1,0 +1,96 @@
+"""A trained policy that acts on plain observations of its environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from rollstream.rl.policy import Policy, Weights
+from rollstream.rl.spaces import Observation, put, zeros
+from rollstream.rl.vector import actions_for
+
+
+class TrainedPolicy:
+    """Acts in one environment at a time.
+
+    Where it was trained on several frames at once, or remembers, it keeps them from call to call: call
+    `reset` when an episode begins.
+
+    Args:
+        policy: what acts.
+        weights: what it has learned.
+        observation_space: as the policy sees it, with frames stacked and the mask of legal actions in it.
+        action_space: of the environment.
+        frames: how many observations it sees at once.
+        seed: of actions that are not deterministic.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        weights: Weights,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        frames: int = 1,
+        seed: int = 0,
+    ):
+        self.policy = policy
+        self.weights = weights
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._frames = frames
+        self._masked = (
+            isinstance(observation_space, spaces.Dict) and "action_mask" in observation_space.spaces
+        )
+        self._convert = actions_for(action_space)
+        self._generator = np.random.default_rng(seed)
+        self._step = jax.jit(policy.step)
+        self._likeliest = jax.jit(lambda own, seen, state: policy.step(own, seen, state, None))
+        self.reset()
+
+    def reset(self) -> None:
+        """An episode begins: nothing has been seen yet."""
+        self._stack: np.ndarray[Any, Any] | None = None
+        self._state = self.policy.initial_state(1)
+
+    def act(self, observation: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
+        """An action, as the environment takes it.
+
+        Args:
+            observation: one, as the environment gives it.
+            deterministic: the likeliest action, or a draw.
+            action_mask: the environment's `info["action_mask"]`, if it gives one.
+        """
+        seen = zeros(self.observation_space, 1)
+        put(seen, 0, self._stacked(self._with_mask(observation, action_mask)))
+        if deterministic:
+            action, self._state = self._likeliest(self.weights, seen, self._state)
+        else:
+            noise = self.policy.noise(self._generator, 1)
+            action, self._state = self._step(self.weights, seen, self._state, noise)
+        return self._convert(np.asarray(action))[0]
+
+    def _stacked(self, observation: Observation) -> Observation:
+        if self._frames == 1:
+            return observation
+        new = np.asarray(observation)
+        if self._stack is None:
+            self._stack = np.concatenate([new] * self._frames, axis=-1)
+        else:
+            self._stack = np.concatenate([self._stack[..., new.shape[-1] :], new], axis=-1)
+        return self._stack
+
+    def _with_mask(self, observation: Any, mask: Any) -> Observation:
+        if not self._masked or (isinstance(observation, dict) and "action_mask" in observation):
+            return observation
+        assert isinstance(self.observation_space, spaces.Dict)
+        if mask is None:
+            mask = np.ones(self.observation_space["action_mask"].shape or (), np.int8)
+        elif isinstance(mask, tuple):  # one part for each action of several
+            mask = np.concatenate(mask)
+        return {"observation": observation, "action_mask": mask}

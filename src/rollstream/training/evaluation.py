@@ -1,0 +1,157 @@
+"""How good a policy is: whole episodes in environments of its own, with the likeliest actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from rollstream.flow import Iter
+from rollstream.rl.environments import Environment
+from rollstream.rl.operators import Report
+from rollstream.rl.policy import Policy, State, Weights
+from rollstream.rl.vector import Vector
+from rollstream.rl.workers import Workers
+
+_WIDTH = 16
+"""Environments side by side, at most."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of some episodes."""
+
+    mean_return: float
+    std_return: float
+    mean_length: float
+    episodes: int
+
+    def __str__(self) -> str:
+        return (
+            f"return {self.mean_return:.2f} +- {self.std_return:.2f} over {self.episodes} episodes, "
+            f"{self.mean_length:.1f} steps long on average"
+        )
+
+
+class Evaluator:
+    """Runs episodes in environments of its own. The same weights and seed give the same episodes."""
+
+    def __init__(self, environment: Environment, policy: Policy, seed: int = 0):
+        self._environment = environment
+        self._policy = policy
+        self._seed = seed
+        self._step = jax.jit(lambda weights, seen, state: policy.step(weights, seen, state, None))
+        self._vector: Vector | None = None
+
+    def __call__(self, weights: Weights, episodes: int, number: int = 0) -> Evaluation:
+        """Run so many episodes; with another number, others."""
+        vector = self._made(min(episodes, _WIDTH))
+        seeds = np.random.SeedSequence([self._seed, number, 2]).generate_state(vector.count)
+        observation = vector.reset([int(seed) >> 1 for seed in seeds])
+        state = self._policy.initial_state(vector.count)
+        # Each environment has its share: taking those that end first would favour short episodes.
+        left = np.full(vector.count, episodes // vector.count)
+        left[: episodes % vector.count] += 1
+        returns, lengths = np.zeros((2, vector.count))
+        ended: list[tuple[float, float]] = []
+        while left.any():
+            action, state = self._step(weights, observation, state)
+            step = vector.step(np.asarray(action))
+            observation = step.observation
+            real = np.ones(vector.count, bool) if step.real is None else step.real
+            returns += np.where(real, step.reward, 0)
+            lengths += real
+            for index in step.ended:
+                if left[index]:
+                    ended.append((float(returns[index]), float(lengths[index])))
+                    left[index] -= 1
+                returns[index] = lengths[index] = 0
+            if len(step.ended):
+                state = _begun(state, self._policy.initial_state(vector.count), step.ended)
+        all_returns, all_lengths = np.array(ended).T
+        return Evaluation(
+            float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)
+        )
+
+    def _made(self, count: int) -> Vector:
+        if self._vector is None or self._vector.count != count:
+            self.close()
+            self._vector = self._environment.make(count)
+        return self._vector
+
+    def close(self) -> None:
+        """Let the environments go; they are made again when needed."""
+        if self._vector is not None:
+            self._vector.close()
+            self._vector = None
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _begun(state: State, initial: State, indices: Any) -> State:
+    """What a policy remembers, forgotten where an episode ended."""
+
+    def forget(own: Any, fresh: Any) -> Any:
+        changed = np.array(own)
+        changed[indices] = np.asarray(fresh)[indices]
+        return changed
+
+    return jax.tree.map(forget, state, initial)
+
+
+# In a flow ---------------------------------------------------------------------------------------
+
+
+def with_evaluation(
+    reports: Iter[Report], workers: Workers, evaluator: Evaluator, every: int = 10_000, episodes: int = 10
+) -> Iter[Report]:
+    """Reports which, every so many steps, also say how good the policy is.
+
+    Adds `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and `eval/best_mean_reward`, the best so
+    far. To stop early, leave the loop over the reports:
+
+        if report.get("eval/mean_reward", -math.inf) >= 475:
+            break
+    """
+    return reports.for_each(_Evaluate(workers, evaluator, every, episodes), name="Evaluate")
+
+
+class _Evaluate:
+    """Looks at the steps of every report, and evaluates when it is time."""
+
+    def __init__(self, workers: Workers, evaluator: Evaluator, every: int, episodes: int):
+        self._workers = workers
+        self._evaluator = evaluator
+        self._every = every
+        self._episodes = episodes
+        self._due = every
+        self._count = 0
+        self._best = -np.inf
+
+    def __call__(self, report: Report) -> Report:
+        steps = int(report["time/total_timesteps"])
+        if steps < self._due:
+            return report
+        evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)
+        self._due = (steps // self._every + 1) * self._every
+        self._count += 1
+        self._best = max(self._best, evaluation.mean_return)
+        return report | {
+            "eval/mean_reward": evaluation.mean_return,
+            "eval/std_reward": evaluation.std_return,
+            "eval/mean_ep_length": evaluation.mean_length,
+            "eval/best_mean_reward": self._best,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"due": self._due, "count": self._count, "best": float(self._best)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._due, self._count, self._best = state["due"], state["count"], state["best"]

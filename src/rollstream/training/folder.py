@@ -1,0 +1,167 @@
+"""What a run's folder says of the run: `config.json`, enough to build it again."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rollstream.algos import ALGORITHMS
+from rollstream.algos import algorithm as algorithm_of
+from rollstream.engine import RollstreamError
+from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.environments import Environment, Source
+from rollstream.rl.worker import PolicyMaker
+from rollstream.training.checkpoint import write_file
+from rollstream.training.settings import as_json, settings
+
+_FORMAT = 1
+_PACKAGES = ("rollstream", "jax", "equinox", "optax", "numpy", "gymnasium")
+_THREADS = (
+    "NPROC",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "XLA_FLAGS",
+    "JAX_PLATFORMS",
+)
+"""Environment variables that decide how many threads compute, and so how sums are rounded."""
+
+
+class RunError(RollstreamError):
+    """A folder that is not what a run needs it to be."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides how a run goes."""
+
+    algorithm: Algorithm[Any]
+    config: Any
+    task: Task
+    engine: str
+    evaluation: Mapping[str, Any]
+    """`every`, `episodes` and `stop_at`."""
+
+
+def require_new(folder: Path) -> None:
+    """Raise if there is a run in a folder already, or something else in its place."""
+    if (folder / "config.json").exists():
+        raise RunError(
+            f"{folder} holds a run already; go on with it by resume=True, or choose another folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file, and a run needs a folder; choose another name")
+
+
+def require_run(folder: Path) -> None:
+    """Raise if there is no run in a folder."""
+    if not (folder / "config.json").is_file():
+        reason = "has no config.json" if folder.is_dir() else "does not exist"
+        raise RunError(f"{folder} is not the folder of a run: it {reason}; begin one there without resume")
+
+
+def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> None:
+    """Write `config.json`."""
+    environment = recipe.task.environment
+    about = {
+        "format": _FORMAT,
+        "algorithm": _home(recipe.algorithm),
+        "config": as_json(recipe.config),
+        "task": {
+            "environment": {
+                "source": _source(environment.source),
+                "options": dict(environment.options),
+                "frame_stack": environment.frame_stack,
+                "vectorization": environment.vectorization,
+            },
+            "steps": recipe.task.steps,
+            "seed": recipe.task.seed,
+            "workers": recipe.task.workers,
+            "policy": None if recipe.task.policy is None else _source(recipe.task.policy),
+        },
+        "engine": recipe.engine,
+        "evaluation": dict(recipe.evaluation),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ} | dict(threads),
+    }
+    try:
+        text = json.dumps(about, indent=2)
+    except TypeError as error:
+        raise RunError(f"settings or environment options cannot be written to config.json: {error}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "config.json", text.encode())
+
+
+def read_recipe(
+    folder: Path,
+    *,
+    algorithm: Algorithm[Any] | None = None,
+    source: Source | None = None,
+    policy: PolicyMaker | None = None,
+) -> Recipe:
+    """Build what `config.json` says. What it cannot say, as a function of a notebook, is to be given."""
+    require_run(folder)
+    try:
+        about = json.loads((folder / "config.json").read_bytes())
+        task, environment = about["task"], about["task"]["environment"]
+        algorithm = algorithm or algorithm_of(about["algorithm"])
+        recipe = Recipe(
+            algorithm,
+            settings(algorithm, about["config"]),
+            Task(
+                Environment(**environment | {"source": source or _found(environment["source"], "env")}),
+                task["steps"],
+                task["seed"],
+                task["workers"],
+            ),
+            about["engine"],
+            about["evaluation"],
+        )
+        if policy is None and task["policy"] is not None:
+            policy = _found(task["policy"], "policy")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder / 'config.json'} is damaged or of another version: {error!r}") from None
+    return replace(recipe, task=replace(recipe.task, policy=policy))
+
+
+def _home(algorithm: Algorithm[Any]) -> str:
+    """Where to find an algorithm again: a name, or a file and a name in it."""
+    if algorithm.name in ALGORITHMS and ALGORITHMS[algorithm.name] is algorithm:
+        return algorithm.name
+    module = sys.modules.get(algorithm.config.__module__)
+    file = getattr(module, "__file__", None)
+    for name, value in vars(module).items() if module is not None and file is not None else ():
+        if value is algorithm:
+            return f"{Path(str(file)).resolve()}:{name}"
+    return algorithm.name
+
+
+def _source(source: Any) -> Any:
+    """A name, or where a function is to be found."""
+    if isinstance(source, str):
+        return source
+    module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", None)
+    return {"module": module, "name": name}
+
+
+def _found(source: Any, argument: str) -> Any:
+    if isinstance(source, str):
+        return source
+    try:
+        value: Any = importlib.import_module(source["module"])
+        for part in source["name"].split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError):
+        raise RunError(
+            f"{source['name']}, which this run was made with, is not in a module that can be imported; "
+            f"give it again: {argument}=..."
+        ) from None
+    return value

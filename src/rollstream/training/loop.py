@@ -1,0 +1,192 @@
+"""The loop over a plan's reports, and what is done after each: rows, checkpoints, an end."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rollstream.engine import ActorEvent, Engine
+from rollstream.engine import engine as open_engine
+from rollstream.flow import Iter
+from rollstream.rl.operators import Report
+from rollstream.rl.policy import Weights
+from rollstream.rl.spaces import SpaceError
+from rollstream.rl.workers import Workers
+from rollstream.training.checkpoint import Checkpoint, latest, load_weights, remove_after, save_checkpoint
+from rollstream.training.curve import draw_curve
+from rollstream.training.evaluation import Evaluator, with_evaluation
+from rollstream.training.folder import Recipe, write_recipe
+from rollstream.training.interrupts import Interrupts
+from rollstream.training.metrics import STEPS, MetricsLog, Row, Stopwatch, read_metrics, row_of
+from rollstream.training.progress import Display, RunAbout
+
+_OFTEN = 50_000
+"""Steps from one checkpoint to the next, at most, unless said otherwise."""
+
+
+class Loop:
+    """Trains by a recipe, and keeps what is worth keeping.
+
+    Args:
+        recipe: what to train.
+        folder: where to write; `None` writes nothing.
+        display: who is shown it.
+        checkpoint_every: steps from one checkpoint to the next; a tenth of the training if left out.
+        keep: how many checkpoints are kept.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path | None, display: Display, checkpoint_every: int | None, keep: int
+    ):
+        self._recipe = recipe
+        self._folder = folder
+        self._display = display
+        self._every = checkpoint_every or max(1, min(recipe.task.steps // 10, _OFTEN))
+        self._keep = keep
+        self._events: tuple[ActorEvent, ...] = ()
+        self._told = False
+        self.rows: list[Row] = []
+        """What is written of each iteration."""
+        self.weights: Weights = {}
+        """What has been learned, when it is over."""
+
+    def run(self, resume: bool) -> None:
+        """Train to the end, from the beginning or from the newest checkpoint."""
+        recipe, steps = self._recipe, self._recipe.task.steps
+        start = latest(self._folder / "checkpoints") if resume and self._folder is not None else None
+        done = 0 if start is None else start.step
+        recipe.task.spaces()  # there is such an environment
+        self._display.start(self._about(done))
+        if start is not None and (done >= steps or start.state["over"]):
+            assert self._folder is not None
+            self._display.note(f"the run in {self._folder} is over already, after {done:,} steps")
+            self.rows, self.weights = read_metrics(self._folder), load_weights(start.path)
+            return
+        with ExitStack() as scope:
+            engine = scope.enter_context(open_engine(recipe.engine))
+            workers, plan = self._built(engine, scope)
+            if start is not None:
+                plan.load_state_dict(start.state["plan"])
+            log = scope.enter_context(closing(self._opened(engine, done)))
+            self.rows = log.rows
+            interrupts = scope.enter_context(Interrupts())
+            self._train(plan, workers, log, start, interrupts)
+            plan.close()
+            self.weights = workers.learner.published()
+        if self._folder is not None:
+            name = f"{recipe.algorithm.name} on {recipe.task.environment.name}"
+            draw_curve([_numbers(row) for row in self.rows], self._folder / "curve.png", name)
+
+    def _built(self, engine: Engine, scope: ExitStack) -> tuple[Workers, Iter[Report]]:
+        algorithm, config, task = self._recipe.algorithm, self._recipe.config, self._recipe.task
+        try:
+            workers = algorithm.workers(engine, config, task)
+        except SpaceError as error:
+            raise SpaceError(f"{algorithm.name} cannot learn in {task.environment.name}: {error}") from None
+        plan, evaluation = algorithm.plan(workers, config), self._recipe.evaluation
+        if evaluation["every"] is not None:
+            evaluator = Evaluator(task.environment, workers.learner.policy, task.seed)
+            scope.enter_context(evaluator)
+            plan = with_evaluation(plan, workers, evaluator, evaluation["every"], evaluation["episodes"])
+        return workers, plan
+
+    def _opened(self, engine: Engine, done: int) -> MetricsLog:
+        """The folder is made when all that can be wrong has been seen to be right."""
+        if self._folder is not None:
+            write_recipe(self._folder, self._recipe, engine.statistics().environment)
+            remove_after(self._folder / "checkpoints", done)
+            remove_after(self._folder / "best", done)
+        return MetricsLog(self._folder, done)
+
+    def _train(
+        self,
+        plan: Iter[Report],
+        workers: Workers,
+        log: MetricsLog,
+        start: Checkpoint | None,
+        interrupts: Interrupts,
+    ) -> None:
+        done, elapsed = (0, 0.0) if start is None else (start.step, start.state["elapsed"])
+        due = (done // self._every + 1) * self._every
+        watch = Stopwatch(done, elapsed)
+        for report in plan:
+            report = watch.timed(report)
+            self._record(report, plan, log)
+            steps, over = int(report[STEPS]), self._is_over(report)
+            best = report.get("eval/mean_reward", -math.inf) >= report.get("eval/best_mean_reward", math.inf)
+            if over or best or steps >= due or interrupts.received is not None:
+                log.sync()
+                self._save(plan, workers, steps, watch.elapsed, best=best, over=over)
+                due = (steps // self._every + 1) * self._every
+            if over:
+                return
+            if interrupts.received is not None:
+                self._say_where(steps)
+                interrupts.end()
+
+    def _record(self, report: Report, plan: Iter[Report], log: MetricsLog) -> None:
+        statistics = plan.statistics()
+        new = statistics.events[len(self._events) :]
+        self._events = statistics.events
+        for event in new:
+            self._display.note(str(event))
+        log.add(row_of(report, statistics, new))
+        self._display.report(report, statistics)
+
+    def _is_over(self, report: Report) -> bool:
+        stop_at, asked = self._recipe.evaluation["stop_at"], self._recipe.task.steps
+        if stop_at is not None and report.get("eval/mean_reward", -math.inf) >= stop_at:
+            return True
+        if (steps := int(report[STEPS])) < asked:
+            return False
+        if steps > asked:
+            self._display.note(f"trained {steps:,} steps: {asked:,}, rounded up to whole batches")
+        return True
+
+    def _save(
+        self, plan: Iter[Report], workers: Workers, steps: int, elapsed: float, *, best: bool, over: bool
+    ) -> None:
+        if self._folder is None:
+            return
+        state = {"plan": plan.state_dict(), "elapsed": elapsed, "over": over}
+        self._tell_of_environments(state["plan"]["actors"])
+        weights = workers.learner.published()
+        save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
+        if best:
+            save_checkpoint(self._folder / "best", steps, state, weights=weights, keep=1)
+
+    def _tell_of_environments(self, actors: dict[str, Any]) -> None:
+        reasons = [own["reason"] for own in actors.values() if isinstance(own, dict) and own.get("reason")]
+        if reasons and not self._told:
+            self._told = True
+            self._display.note(
+                f"the state of these environments cannot be saved ({reasons[0]}): a resumed run begins with "
+                f"new episodes"
+            )
+
+    def _say_where(self, steps: int) -> None:
+        if self._folder is None:
+            self._display.note(
+                f"interrupted after {steps:,} steps; nothing is saved without an output folder"
+            )
+        else:
+            self._display.note(f"interrupted after {steps:,} steps, all saved in {self._folder}")
+
+    def _about(self, done: int) -> RunAbout:
+        task, batch = self._recipe.task, getattr(self._recipe.config, "batch_size", 1)
+        return RunAbout(
+            algorithm=self._recipe.algorithm.name,
+            environment=task.environment.name,
+            steps=math.ceil(task.steps / batch) * batch,
+            seed=task.seed,
+            workers=task.workers,
+            engine=self._recipe.engine,
+            path=self._folder,
+            done=done,
+        )
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not isinstance(value, str)}

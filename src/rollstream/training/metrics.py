@@ -1,0 +1,144 @@
+"""The numbers of a run in its folder: `metrics.jsonl`, `metrics.csv`, and events for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from tensorboardX import SummaryWriter
+
+from rollstream.engine import ActorEvent
+from rollstream.flow import Statistics
+from rollstream.rl.operators import Report
+from rollstream.training.checkpoint import write_file
+
+Row: TypeAlias = dict[str, float | str]
+"""What is written of an iteration: the report, where the time went, and who died."""
+STEPS = "time/total_timesteps"
+
+
+class MetricsLog:
+    """All rows of a run, in memory and, if there is a folder, in files that grow with every row.
+
+    Args:
+        folder: where to write; `None` keeps rows in memory only.
+        until: rows of more steps than this, which an earlier part of the run has left, are cut.
+    """
+
+    def __init__(self, folder: Path | None, until: int = 0):
+        self._folder = folder
+        self.rows: list[Row] = []
+        self._columns: list[str] = []
+        self._events: SummaryWriter | None = None
+        self._lines: TextIO | None = None
+        self._table: TextIO | None = None
+        if folder is None:
+            return
+        self.rows = [row for row in read_metrics(folder) if float(row[STEPS]) <= until]
+        write_file(folder / "metrics.jsonl", "".join(map(_line, self.rows)).encode())
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._write_table()
+        self._events = SummaryWriter(str(folder), purge_step=until + 1 if until else None)
+
+    def add(self, row: Row) -> None:
+        """One more row."""
+        self.rows.append(row)
+        if self._events is None or self._lines is None or self._table is None:
+            return
+        self._lines.write(_line(row))
+        self._lines.flush()
+        if set(row) <= set(self._columns):
+            csv.DictWriter(self._table, self._columns).writerow(row)
+            self._table.flush()
+        else:
+            self._write_table()
+        for name, value in row.items():
+            if not isinstance(value, str):
+                self._events.add_scalar(name, value, int(float(row[STEPS])))
+
+    def sync(self) -> None:
+        """See to it that rows are on the disk before a checkpoint is that rests on them."""
+        if self._lines is not None:
+            os.fsync(self._lines.fileno())
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in (self._events, self._lines, self._table):
+            if file is not None:
+                file.close()
+        self._events = self._lines = self._table = None
+
+    def _write_table(self) -> None:
+        """A table has a fixed set of columns, so it is written anew when there is a new one."""
+        assert self._folder is not None
+        if self._table is not None:
+            self._table.close()
+        self._columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        self._table = (self._folder / "metrics.csv").open("w", encoding="utf-8", newline="")
+        table = csv.DictWriter(self._table, self._columns)
+        if self._columns:
+            table.writeheader()
+        table.writerows(self.rows)
+        self._table.flush()
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """The rows of a run; one that was not written to its end does not count."""
+    rows: list[Row] = []
+    path = folder / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            row = json.loads(line)
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """One line of JSON, which has no word for what is no number."""
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+    return json.dumps(known, allow_nan=False) + "\n"
+
+
+class Stopwatch:
+    """How long a run has taken and how fast it goes, also over several parts of it."""
+
+    def __init__(self, steps: int = 0, elapsed: float = 0.0, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._start = clock()
+        self._steps = steps
+        self._before = elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds, those of earlier parts included."""
+        return self._before + self._clock() - self._start
+
+    def timed(self, report: Report) -> Report:
+        """The report with the time it took, and the steps a second of this part of the run."""
+        seconds = self._clock() - self._start
+        fps = (report[STEPS] - self._steps) / seconds if seconds else 0.0
+        return report | {"time/fps": fps, "time/time_elapsed": self._before + seconds}
+
+
+def row_of(report: Report, statistics: Statistics, events: tuple[ActorEvent, ...]) -> Row:
+    """What is written of an iteration; `events` are the deaths since the last one."""
+    row: Row = {**report}
+    for node in statistics.nodes:
+        row[f"flow/{node.name}/items"] = node.items
+        row[f"flow/{node.name}/busy"] = node.busy
+    if statistics.bottleneck is not None:
+        row["flow/bottleneck"] = statistics.bottleneck
+    if events:
+        row["events/deaths"] = len(events)
+    for event in events:
+        row[f"events/{event.actor}"] = f"{event.reason}: {event.outcome}"
+    return row

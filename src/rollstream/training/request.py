@@ -1,0 +1,93 @@
+"""What a person asks to be trained, checked and made into a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollstream.engine import RollstreamError
+from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.environments import Environment, Source
+from rollstream.rl.worker import PolicyMaker
+from rollstream.training.folder import Recipe, RunError, read_recipe
+from rollstream.training.settings import configured
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `train` that decide how a run goes."""
+
+    algorithm: Algorithm[Any]
+    config: Any
+    env: Source | None
+    steps: int | None
+    seed: int
+    workers: int
+    options: Mapping[str, Any]
+    frame_stack: int
+    policy: PolicyMaker | None
+    engine: str | None
+    evaluation: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        every, episodes = self.evaluation["every"], self.evaluation["episodes"]
+        numbers = [("steps", self.steps, 1), ("seed", self.seed, 0), ("workers", self.workers, 0)]
+        numbers += [("evaluate_every", every, 1), ("evaluate_episodes", episodes, 1)]
+        for name, value, least in [*numbers, ("frame_stack", self.frame_stack, 1)]:
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise RollstreamError(f"{name}={value!r}: give a whole number, {least} or more")
+
+    def recipe(self) -> Recipe:
+        """What to train, anew."""
+        if self.env is None or self.steps is None:
+            raise RollstreamError(
+                "say what to learn in and for how long: train('ppo', env='CartPole-v1', steps=100_000)"
+            )
+        environment = Environment(self.env, self.options, self.frame_stack)
+        task = Task(environment, self.steps, self.seed, self.workers, self.policy)
+        engine = self.engine or ("processes" if self.workers else "inline")
+        config = configured(self.algorithm, environment.name, self.config)
+        return Recipe(self.algorithm, config, task, engine, self.evaluation)
+
+    def resumed(self, folder: Path | None) -> Recipe:
+        """What the folder says; what was given as well has to be the same. Only steps may be more or less."""
+        if folder is None:
+            raise RunError("resume=True goes on with the run in a folder; say which: out='runs/...'")
+        source = None if isinstance(self.env, str) else self.env
+        saved = read_recipe(folder, algorithm=self.algorithm, source=source, policy=self.policy)
+        for what, given, there in self._compared(saved):
+            if given != there:
+                raise RunError(
+                    f"the run in {folder} has {what} {there!r}, not {given!r}; a run goes on as it began: "
+                    f"leave {what} out, or begin another run in another folder"
+                )
+        return replace(
+            saved,
+            task=replace(saved.task, steps=self.steps or saved.task.steps),
+            engine=self.engine or saved.engine,
+            evaluation=saved.evaluation if self.evaluation["every"] is None else self.evaluation,
+        )
+
+    def _compared(self, saved: Recipe) -> list[tuple[str, Any, Any]]:
+        """What both say, by the names of `train`; what was left at its default is not said."""
+        task, environment = saved.task, saved.task.environment
+        said: list[tuple[str, Any, Any]] = []
+        if self.env is not None:
+            said.append(("env", Environment(self.env).name, environment.name))
+        if self.seed:
+            said.append(("seed", self.seed, task.seed))
+        if self.workers:
+            said.append(("workers", self.workers, task.workers))
+        if self.frame_stack != 1:
+            said.append(("frame_stack", self.frame_stack, environment.frame_stack))
+        if self.options:
+            said.append(("env_options", dict(self.options), dict(environment.options)))
+        if isinstance(self.config, Mapping):
+            given = {name: getattr(saved.config, name, None) for name in self.config}
+            configured(self.algorithm, environment.name, self.config)  # raises for options there are not
+            said.append(("config", dict(self.config), given))
+        elif self.config is not None:
+            said.append(("config", self.config, saved.config))
+        return said

@@ -1,0 +1,173 @@
+"""A run: an algorithm trained on an environment, from one call to a folder that has everything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rollstream.algos import algorithm as algorithm_of
+from rollstream.rl.algorithm import Algorithm
+from rollstream.rl.environments import Source
+from rollstream.rl.policy import Weights
+from rollstream.rl.worker import PolicyMaker
+from rollstream.training.acting import TrainedPolicy
+from rollstream.training.checkpoint import CheckpointError, latest, load_weights
+from rollstream.training.evaluation import Evaluation, Evaluator
+from rollstream.training.folder import Recipe, read_recipe, require_new
+from rollstream.training.loop import Loop
+from rollstream.training.metrics import Row, read_metrics
+from rollstream.training.progress import Display, Silent
+from rollstream.training.request import Request
+
+_EVALUATE_EVERY = 10_000
+"""Steps from one evaluation to the next, where there is a return to stop at."""
+
+
+def train(
+    algorithm: str | Algorithm[Any],
+    *,
+    env: Source | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    engine: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    config: Any = None,
+    quiet: bool = False,
+    display: Display | None = None,
+    evaluate_every: int | None = None,
+    evaluate_episodes: int = 10,
+    stop_at: float | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 3,
+    env_options: Mapping[str, Any] | None = None,
+    frame_stack: int = 1,
+    policy: PolicyMaker | None = None,
+) -> Run:
+    """Train an algorithm on an environment.
+
+    Ctrl-C and SIGTERM finish the iteration, write a checkpoint and end the program as usual; a second one
+    does not wait.
+
+    Args:
+        algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or the object itself.
+        env: a Gymnasium id, or a function that makes an environment.
+        steps: environment steps of the whole training; rounded up to whole batches.
+        seed: the same seed gives the same run.
+        workers: how many sample beside the learner; 0 is one in the same thread.
+        engine: `inline`, `threads`, `processes` or `ray`; inline without workers, else processes.
+        out: a folder for everything; without one nothing is written.
+        resume: go on with the run in `out`, from its newest checkpoint. What is not said again is as it was.
+        config: the algorithm's Config, or a dict of options on top of those tuned for the environment.
+        quiet: show nothing.
+        display: show it there.
+        evaluate_every: steps from one evaluation to the next.
+        evaluate_episodes: episodes of an evaluation.
+        stop_at: end when an evaluation's mean return is as high as this.
+        checkpoint_every: steps from one checkpoint to the next.
+        keep: how many checkpoints are kept; the best one is kept beside them.
+        env_options: keyword arguments for making the environment.
+        frame_stack: how many observations the policy sees at once.
+        policy: makes a policy, instead of the algorithm's own.
+    """
+    chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
+    folder = None if out is None else Path(out)
+    if stop_at is not None and evaluate_every is None:
+        evaluate_every = _EVALUATE_EVERY
+    evaluation = {"every": evaluate_every, "episodes": evaluate_episodes, "stop_at": stop_at}
+    request = Request(
+        chosen, config, env, steps, seed, workers, env_options or {}, frame_stack, policy, engine, evaluation
+    )
+    if folder is not None and not resume:
+        require_new(folder)
+    recipe = request.resumed(folder) if resume else request.recipe()
+    show = display or _display(quiet)
+    loop = Loop(recipe, folder, show, checkpoint_every, keep)
+    try:
+        loop.run(resume)
+    except BaseException:
+        show.finish(None)
+        raise
+    run = Run(recipe, folder, loop.rows, loop.weights)
+    show.finish(run)
+    return run
+
+
+class Run:
+    """What a training has led to."""
+
+    def __init__(self, recipe: Recipe, path: Path | None, metrics: list[Row], weights: Weights):
+        self.recipe = recipe
+        """What was trained, and how."""
+        self.path = path
+        """The folder, if the run has one."""
+        self.metrics = metrics
+        """One dict an iteration."""
+        self._weights = weights
+
+    @property
+    def config(self) -> Any:
+        """The algorithm's settings."""
+        return self.recipe.config
+
+    @cached_property
+    def policy(self) -> TrainedPolicy:
+        """The policy, to act with: `run.policy.act(observation)`."""
+        task = self.recipe.task
+        spaces = task.spaces()
+        maker = self.recipe.algorithm.worker(self.recipe.config, task).policy
+        frames = task.environment.frame_stack
+        return TrainedPolicy(maker(*spaces), self._weights, *spaces, frames=frames, seed=task.seed)
+
+    def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
+        """How good the policy is, over so many episodes with its likeliest actions."""
+        with Evaluator(self.recipe.task.environment, self.policy.policy, seed) as evaluator:
+            return evaluator(self.policy.weights, episodes)
+
+    def __repr__(self) -> str:
+        task = self.recipe.task
+        where = "" if self.path is None else f" in {self.path}"
+        return f"<Run of {self.recipe.algorithm.name} on {task.environment.name}{where}>"
+
+
+def load(
+    path: str | Path,
+    *,
+    best: bool = False,
+    algorithm: Algorithm[Any] | None = None,
+    env: Source | None = None,
+    policy: PolicyMaker | None = None,
+) -> Run:
+    """The run in a folder, as of its newest checkpoint, or of its best evaluation.
+
+    Args:
+        path: the folder.
+        best: the checkpoint with the best evaluation instead of the newest.
+        algorithm: if the run's own cannot be found again by its name or file.
+        env: if the run's own is a function that cannot be imported.
+        policy: likewise.
+    """
+    folder = Path(path)
+    recipe = read_recipe(folder, algorithm=algorithm, source=env, policy=policy)
+    checkpoint = latest(folder / ("best" if best else "checkpoints"))
+    if checkpoint is None:
+        fix = "train with evaluate_every=..." if best else "go on with it by resume=True"
+        raise CheckpointError(f"the run in {folder} has no {'best ' * best}checkpoint yet; {fix}")
+    metrics = [row for row in read_metrics(folder) if _steps(row) <= checkpoint.step]
+    return Run(recipe, folder, metrics, load_weights(checkpoint.path))
+
+
+def _steps(row: Mapping[str, Any]) -> float:
+    return float(row["time/total_timesteps"])
+
+
+def _display(quiet: bool) -> Display:
+    if quiet:
+        return Silent()
+    from rollstream.training.display import display_for
+
+    return display_for(sys.stdout)
