@@ -16,7 +16,8 @@ from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, with_statistics
+from rollstream.rl.normalize import with_seen
+from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, statistics_of
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.workers import Workers
@@ -81,7 +82,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     def update(weights: Weights, state: Any, batch: Batch, _: Array, settings: Any) -> Any:
         slopes, metrics = gradients(policy, config, weights, batch)
         changed, state = descended(chain, settings["learning_rate"], slopes, state, weights)
-        return with_statistics(policy, changed, batch), state, metrics
+        return with_seen(changed, statistics_of(policy, batch)), state, metrics
 
     return Learner(policy, update, chain, settings=config.settings, seed=task.seed, total_steps=task.steps)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rollstream.algos import a2c
 from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.learner import Learner
+from rollstream.rl.batch import Batch
+from rollstream.rl.learner import Learner, Metrics
+from rollstream.rl.on_policy import statistics_of
 from rollstream.rl.operators import (
     ApplyGradients,
     ComputeGradients,
@@ -20,7 +23,7 @@ from rollstream.rl.operators import (
     Report,
     ReportMetrics,
 )
-from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.workers import Workers
 
@@ -35,8 +38,12 @@ def worker(config: Config, task: Task) -> WorkerSpec:
     return config.worker(task, gradients=partial(_gradients, config))
 
 
-def _gradients(config: Config, policy: ActorCriticPolicy) -> partial[object]:
-    return partial(a2c.gradients, policy, config)
+def _gradients(config: Config, policy: ActorCriticPolicy) -> Any:
+    def compute(weights: Weights, batch: Batch) -> tuple[Weights, Metrics]:
+        slopes, metrics = a2c.gradients(policy, config, weights, batch)
+        return slopes | statistics_of(policy, batch), metrics
+
+    return compute
 
 
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:

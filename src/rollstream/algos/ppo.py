@@ -19,7 +19,8 @@ from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.learner import Learner, Metrics, descended, in_minibatches, shuffled, trained
-from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, with_statistics
+from rollstream.rl.normalize import with_seen
+from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, statistics_of
 from rollstream.rl.operators import (
     ConcatBatches,
     ParallelRollouts,
@@ -109,7 +110,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         rows = Batch({name: batch[name] for name in _LEARNED if name in batch}).flattened()
         carry, metrics = in_minibatches(step, (weights, state), rows, order)
         metrics["explained_variance"] = explained_variance(batch["value_target"], batch["value"])
-        return with_statistics(policy, carry[0], batch), carry[1], metrics
+        return with_seen(carry[0], statistics_of(policy, batch)), carry[1], metrics
 
     return Learner(
         policy,

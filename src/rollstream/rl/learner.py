@@ -14,6 +14,7 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.batch import Batch
+from rollstream.rl.normalize import with_seen
 from rollstream.rl.policy import TRAINED, Policy, Weights
 
 Array = Any
@@ -66,7 +67,7 @@ class Learner:
         self.steps = 0
         """Environment steps learned from."""
         self._update = jax.jit(update) if update is not None else None
-        self._descend = jax.jit(partial(descended, optimizer))
+        self._apply = jax.jit(partial(_applied, optimizer))
         self._noise = noise
         self._settings = settings
         self._seed = seed
@@ -94,7 +95,7 @@ class Learner:
         self._require_numbers(known)
         settings = self._settings(min(1.0, self.steps / self.total_steps))
         rate = jnp.float32(settings["learning_rate"])
-        self.weights, self.optimizer = self._descend(rate, gradients, self.optimizer, self.weights)
+        self.weights, self.optimizer = self._apply(rate, gradients, self.optimizer, self.weights)
         self.version += 1
         self.steps += steps
         return known | settings
@@ -159,6 +160,14 @@ def descended(
     changes, state = optimizer.update(gradients, state, trained(weights))
     moved = {name: weights[name] - learning_rate * change for name, change in changes.items()}
     return weights | moved, state
+
+
+def _applied(
+    optimizer: optax.GradientTransformation, learning_rate: Array, item: Weights, state: Any, weights: Weights
+) -> tuple[Weights, Any]:
+    """One step by gradients, which may have come with what the statistics are to learn."""
+    weights, state = descended(optimizer, learning_rate, trained(item), state, weights)
+    return with_seen(weights, item), state
 
 
 def shuffled(random: np.random.Generator, count: int, *, epochs: int, size: int) -> np.ndarray[Any, Any]:

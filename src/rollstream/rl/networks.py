@@ -98,10 +98,8 @@ class NatureCNN(eqx.Module):
             )
             for before, after, size, stride in sizes
         ]
-        shaped = jax.ShapeDtypeStruct(shape, jnp.float32)
-        flat = jax.eval_shape(
-            lambda image: self._convolved(image), shaped
-        ).size  # a method cannot be hashed yet
+        image = jax.ShapeDtypeStruct(shape, jnp.float32)
+        flat = jax.eval_shape(lambda own: self._convolved(own), image).size  # the method has no hash yet
         self.last = dense(flat, _FEATURES, np.sqrt(2), random)
 
     def _convolved(self, image: Array) -> Array:

@@ -50,20 +50,33 @@ class Moments(NamedTuple):
         return jnp.where(self.count > 1, jnp.sqrt(variance + _EPSILON), 1.0)
 
 
-def updated(moments: Moments, values: Array, real: Array | None = None) -> Moments:
-    """Moments that have also seen values `[N, ...]`, all or those that are real."""
+def moments_of(values: Array, real: Array | None = None) -> Moments:
+    """Moments of values `[N, ...]`; of those rows that were steps, where some were not."""
     where = jnp.ones(values.shape[:1], bool) if real is None else real
     count = jnp.sum(where, dtype=jnp.float32)
     where = where.reshape(-1, *(1 for _ in values.shape[1:]))
     mean = jnp.sum(values, axis=0, where=where) / jnp.maximum(count, 1)
-    deviation = jnp.sum((values - mean) ** 2, axis=0, where=where)
-    total = jnp.maximum(moments.count + count, 1)
-    shift = mean - moments.mean
+    return Moments(count, mean, jnp.sum((values - mean) ** 2, axis=0, where=where))
+
+
+def combined(first: Moments, second: Moments) -> Moments:
+    """Moments of what both have seen."""
+    total = first.count + second.count
+    share = second.count / jnp.maximum(total, 1)
+    shift = second.mean - first.mean
     return Moments(
         total,
-        moments.mean + shift * count / total,
-        moments.deviation + deviation + shift**2 * moments.count * count / total,
+        first.mean + shift * share,
+        first.deviation + second.deviation + shift**2 * first.count * share,
     )
+
+
+def with_seen(weights: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+    """Weights whose statistics have also seen what others have; both by name."""
+    for what in ("observation", "return"):
+        if f"{what}.count" in seen:
+            weights = weights | combined(Moments.of(weights, what), Moments.of(seen, what)).named(what)
+    return weights
 
 
 def numbers(space: Space[Any], observation: Observation) -> Array:

@@ -13,7 +13,7 @@ from rollstream.engine import RollstreamError
 from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.algorithm import Task
 from rollstream.rl.networks import actor_critic
-from rollstream.rl.normalize import Moments, numbers, updated
+from rollstream.rl.normalize import Moments, moments_of, numbers
 from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.worker import WorkerSpec
 
@@ -96,17 +96,16 @@ class OnPolicyConfig:
         )
 
 
-def with_statistics(policy: ActorCriticPolicy, weights: Weights, batch: Any) -> Weights:
-    """The weights with statistics that have also seen the steps of a batch, for the next one."""
+def statistics_of(policy: ActorCriticPolicy, batch: Any) -> Weights:
+    """What the statistics among the weights are to learn from a batch."""
     real = batch["real"].reshape(-1) if "real" in batch else None
+    seen: Weights = {}
     if policy.normalize:
-        seen = numbers(policy.observation_space, batch["observation"])
-        moments = updated(Moments.of(weights, "observation"), seen.reshape(-1, seen.shape[-1]), real)
-        weights = weights | moments.named("observation")
+        rows = numbers(policy.observation_space, batch["observation"])
+        seen |= moments_of(rows.reshape(-1, rows.shape[-1]), real).named("observation")
     if "discounted_return" in batch:
-        moments = updated(Moments.of(weights, "return"), batch["discounted_return"].reshape(-1), real)
-        weights = weights | moments.named("return")
-    return weights
+        seen |= moments_of(batch["discounted_return"].reshape(-1), real).named("return")
+    return seen
 
 
 def mean_of(values: Array, rows: Any) -> Array:
