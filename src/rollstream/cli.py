@@ -7,13 +7,14 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, Union
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
@@ -95,7 +96,12 @@ class Train(Generic[C]):
         algorithm = options.pop("algorithm")
         options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
-        run = train(algorithm, **options)
+        try:
+            run = train(algorithm, **options)
+        except KeyboardInterrupt:
+            saved = any((options["out"] / "checkpoints").glob("*"))
+            command = f"rollstream train {algorithm} --resume --out {options['out']}"
+            _exit(f"stopped; go on with: {command}" if saved else "stopped before anything was saved", 130)
         if not self.quiet:
             print(f"See how good it is: rollstream evaluate {run.path}")
 
@@ -189,6 +195,7 @@ class Video:
         from rollstream.training import load
         from rollstream.training.film import film
 
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a window
         returns = film(load(self.folder), self.out, episodes=self.episodes, seed=self.seed)
         told = ", ".join(f"{value:,.1f}" for value in returns)
         episodes = "episode" if len(returns) == 1 else "episodes"
@@ -212,8 +219,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _parsed(args).run(args)
     except KeyboardInterrupt:
-        resume = "; the same command with --resume and --out goes on" if args[:1] == ["train"] else ""
-        _exit(f"stopped{resume}", 130)
+        _exit("stopped", 130)
     except RollstreamError as error:
         _exit(_sentence(error), 2)
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -221,7 +227,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(0)
 
 
-def _exit(text: str, code: int) -> None:
+def _exit(text: str, code: int) -> NoReturn:
     print(f"rollstream: {text}", file=sys.stderr)
     sys.exit(code)
 
@@ -307,7 +313,7 @@ def _first_line(module: str) -> str:
 def _sentence(error: RollstreamError) -> str:
     """What went wrong, for a person who did not write the code that noticed it."""
     if not isinstance(error, OperatorError):
-        return str(error)
+        return str(error).replace("resume=True", "--resume")  # as it is said here
     if isinstance(error.original, RollstreamError):
         return _sentence(error.original)
     return str(error).partition("\n")[0] + _own_line(error.original)

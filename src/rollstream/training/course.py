@@ -13,7 +13,7 @@ _SECONDS = 10.0
 _KEPT = 512
 """Returns kept for a small curve; twice as many are thinned out."""
 _BARS = "▁▂▃▄▅▆▇█"
-_NOT_SHOWN = {"n_updates"}
+_NOT_SHOWN = {"n_updates", "clip_range"}
 _SHORT = {
     "loss": "total",
     "approx_kl": "kl",
@@ -73,7 +73,8 @@ class Course:
 
     def losses(self) -> dict[str, float]:
         """What was minimized, by short names."""
-        return {_short(name): value for name, value in self._trained() if name.endswith("loss")}
+        own = {name: value for name, value in self._trained() if name.endswith("loss")}
+        return {_short(name): own[name] for name in sorted(own, key=lambda name: name != "loss")}
 
     def update(self) -> dict[str, float]:
         """What else is known of the newest updates, by short names."""

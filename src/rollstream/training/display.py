@@ -101,19 +101,18 @@ def _line(course: Course, now: float) -> str:
         parts.append(f"loss {course.report['train/loss']:.3g}")
     if course.rate is not None:
         parts.append(f"{course.rate:,.0f} steps/s")
-        parts.append(f"{duration(course.left(now))} left")
+        if course.part < 1:
+            parts.append(f"{duration(course.left(now))} left")
     return "  ".join(parts)
 
 
 def _summary(course: Course, seconds: float) -> str:
     """What remains to be said at the end."""
-    steps = course.steps - course.about.done
-    text = f"{steps:,} steps in {duration(seconds)}"
-    statistics = course.statistics
+    text, statistics = f"{course.steps - course.about.done:,} steps in {duration(seconds)}", course.statistics
     if statistics is not None and (bottleneck := statistics.bottleneck) is not None:
         share = statistics.share(statistics[bottleneck])
         text += f"; the bottleneck was {bottleneck}, busy {share:.0%} of the time"
-    return text + (f"\nSaved in {course.about.path}" if course.about.path is not None else "")
+    return text if course.about.path is None else f"{text}\nSaved in {course.about.path}"
 
 
 # On a terminal -----------------------------------------------------------------------------------
