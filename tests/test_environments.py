@@ -395,7 +395,7 @@ def test_spaces_that_cannot_be_learned_with_are_named() -> None:
     ):
         Environment(lambda: Samples(odd)).make(1)
     with pytest.raises(
-        SpaceError, match="acts in spaces of kind Discrete, MultiDiscrete, Box, and .* MultiBinary"
+        SpaceError, match=r"acts in spaces of kind Discrete, MultiDiscrete, Box, and .* MultiBinary"
     ):
         ActorCriticPolicy(BOX, spaces.MultiBinary(3))
 
