@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check bench soak clean
+.PHONY: setup demo test check bench soak gates clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,9 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python bench/soak.py
+
+gates: $(STAMP)
+	$(BIN)/python bench/gates.py --write docs/results.md
 
 clean:
 	rm -rf .venv

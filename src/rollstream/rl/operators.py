@@ -162,21 +162,21 @@ def ReportMetrics(  # noqa: N802
 
     One comes with the last step of the whole training, too, so that it can end there.
     """
-    return stream.combine(_Reporter(workers, every), name=name)
+    return stream.combine(_Reporter(workers.learner.total_steps, every), name=name)
 
 
 class _Reporter:
     """Counts steps and episodes as they reach the end of the plan."""
 
-    def __init__(self, workers: Workers, every: int):
-        self._workers = workers
+    def __init__(self, total: int, every: int):
+        self._total = total
         self._every = every
         self._steps = self._iterations = self._waiting = self._episodes = 0
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._sums: dict[str, float] = {}
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
-        total, before = self._workers.learner.total_steps, self._steps
+        before = self._steps
         self._steps += int(context.provenance.total("steps"))
         ended = np.asarray(report.pop("episodes", np.empty((0, 2))))
         self._window.extend((float(one), float(length)) for one, length in ended)
@@ -184,7 +184,7 @@ class _Reporter:
         self._waiting += 1
         for key, value in report.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
-        if self._waiting < self._every and not before < total <= self._steps:
+        if self._waiting < self._every and not before < self._total <= self._steps:
             return []
         means = {key: value / self._waiting for key, value in self._sums.items()}
         means |= {key: report[key] for key in _LATEST if key in report}
