@@ -62,7 +62,7 @@ def gradients(
     slopes, metrics = jax.grad(lambda own: loss(policy, config, weights | own, batch), has_aux=True)(
         trained(weights)
     )
-    metrics["gradient_norm"] = optax.global_norm(slopes)
+    metrics["gradient_norm"] = optax.tree.norm(slopes)
     metrics["explained_variance"] = explained_variance(batch["value_target"], batch["value"])
     return slopes, metrics
 

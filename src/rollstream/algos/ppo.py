@@ -104,7 +104,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
             gradients, metrics = jax.grad(lambda own: objective(weights | own, rows), has_aux=True)(
                 trained(weights)
             )
-            metrics["gradient_norm"] = optax.global_norm(gradients)
+            metrics["gradient_norm"] = optax.tree.norm(gradients)
             return descended(optimizer, settings["learning_rate"], gradients, state, weights), metrics
 
         rows = Batch({name: batch[name] for name in _LEARNED if name in batch}).flattened()
