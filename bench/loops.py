@@ -47,7 +47,7 @@ def ppo(workers: Workers) -> Iterator[Returns]:
 
 
 def a3c(workers: Workers, every: int) -> Iterator[Returns]:
-    """Gradients as they come: apply, send the weights back, ask again; gives the last episodes now and then."""
+    """Gradients as they come: apply, send the weights back, ask again; gives the last episodes at times."""
     engine, learner = workers.engine, workers.learner
     window: Returns = deque(maxlen=WINDOW)
     waiting: dict[Future[Any], Actor[Any]] = {}
