@@ -71,7 +71,7 @@ def _initialise(address: str | None, variables: dict[str, str]) -> None:
 
 @contextmanager
 def forks_of_ray() -> Iterator[None]:
-    """Without JAX's warning of forks: those of Ray become other programs at once, and touch nothing of JAX."""
+    """Without JAX's warning of forks: those of Ray become other programs at once, and leave JAX alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         yield

@@ -101,12 +101,14 @@ class Learner:
         return known | settings
 
     def _require_numbers(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if not math.isfinite(value) and name not in _MAY_BE_UNKNOWN:
-                raise Diverged(
-                    f"{name} is {value} in update {self.version + 1}; the weights before it are kept. "
-                    f"Try a smaller learning rate, or look for rewards or observations that are no numbers"
-                )
+        odd = [name for name, value in metrics.items() if not math.isfinite(value)]
+        odd = sorted(set(odd) - _MAY_BE_UNKNOWN, key=lambda name: (not name.endswith("_loss"), name))
+        if odd:  # a part of the loss comes first: it is nearest to the cause
+            others = f", and so {'is' if len(odd) == 2 else 'are'} {', '.join(odd[1:])}" if odd[1:] else ""
+            raise Diverged(
+                f"{odd[0]} is {metrics[odd[0]]} in update {self.version + 1}{others}; the weights before it "
+                f"are kept. Try a smaller learning rate, or look for rewards or observations that are no numbers"
+            )
 
     def published(self) -> Weights:
         """The weights as numpy arrays, to send."""

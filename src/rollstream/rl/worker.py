@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import ActorContext
@@ -60,12 +59,24 @@ class WorkerSpec:
     """Whether rewards are learned from by their sign alone."""
     discount: float | None = None
     """If given, returns discounted by it are recorded, to scale rewards by."""
+    apart: bool = False
+    """Whether the worker has a process of its own, which is not to look for accelerators."""
+
+
+def _processor() -> Any:
+    """Where workers compute: actions are small, and accelerators are for the learner."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # there are only others
+        return None
 
 
 class RolloutWorker:
     """Steps its environments under the weights it was last told, and keeps count of episodes."""
 
     def __init__(self, spec: WorkerSpec, *, context: ActorContext):
+        if spec.apart:
+            jax.config.update("jax_platforms", "cpu")
         self.spec = spec
         self.vector = spec.environment.make(spec.environments)
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
@@ -99,7 +110,7 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
         self.version = version
-        self.weights = jax.tree.map(jnp.asarray, weights) if self.policy.compiled else weights
+        self.weights = jax.device_put(weights, _processor()) if self.policy.compiled else weights
 
     def sample(self, context: Context) -> Batch:
         """Some steps of every environment."""

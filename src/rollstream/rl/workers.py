@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from rollstream.engine import Actor, Engine
@@ -15,6 +16,7 @@ class Workers:
 
     def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **terms: Any):
         terms = {"on_failure": "restart", **terms}
+        spec = replace(spec, apart=engine.remote)
         self.engine = engine
         self.learner = learner
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
