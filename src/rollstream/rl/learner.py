@@ -106,8 +106,9 @@ class Learner:
         if odd:  # a part of the loss comes first: it is nearest to the cause
             others = f", and so {'is' if len(odd) == 2 else 'are'} {', '.join(odd[1:])}" if odd[1:] else ""
             raise Diverged(
-                f"{odd[0]} is {metrics[odd[0]]} in update {self.version + 1}{others}; the weights before it "
-                f"are kept. Try a smaller learning rate, or look for rewards or observations that are no numbers"
+                f"{odd[0]} is {metrics[odd[0]]} in update {self.version + 1}{others}; the weights before "
+                f"it are kept. Try a smaller learning rate, or look for rewards or observations that are no "
+                f"numbers"
             )
 
     def published(self) -> Weights:

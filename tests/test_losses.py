@@ -1,0 +1,483 @@
+"""Advantages, losses, their gradients and updates against versions in numpy and double precision."""
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollstream.algos import a2c, a3c, ppo
+from rollstream.engine import RollstreamError
+from rollstream.rl.advantages import generalized_advantages
+from rollstream.rl.algorithm import Task
+from rollstream.rl.batch import Batch
+from rollstream.rl.environments import Environment
+from rollstream.rl.learner import Diverged, Learner, in_minibatches, shuffled, trained
+from rollstream.rl.normalize import LIMIT, Moments, combined, moments_of, normalized, numbers
+from rollstream.rl.on_policy import explained_variance, mean_of, statistics_of
+from rollstream.rl.operators import StandardizeFields
+from rollstream.rl.policy import ActorCriticPolicy
+
+Weights = dict[str, Any]
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,))
+ACTIONS: dict[str, spaces.Space[Any]] = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1, 1, (2,))}
+T, B = 4, 3
+
+
+# Advantages --------------------------------------------------------------------------------------
+
+
+def test_generalized_advantages_by_their_definition() -> None:
+    random = np.random.default_rng(0)
+    reward, value, after = random.normal(size=(3, 12, 5))
+    terminated, truncated = random.random((2, 12, 5)) < 0.2
+    next_value = np.where(terminated, 0.0, after)
+    found = jax.jit(partial(generalized_advantages, discount=0.9, trace=0.7))(
+        reward, value, next_value, terminated | truncated
+    )
+    for i in range(5):
+        for t in range(12):
+            expected, weight = 0.0, 1.0
+            for k in range(t, 12):
+                beyond = 0.0 if terminated[k, i] else after[k, i]
+                expected += weight * (reward[k, i] + 0.9 * beyond - value[k, i])
+                weight *= 0.9 * 0.7
+                if terminated[k, i] or truncated[k, i]:
+                    break
+            assert float(found[t, i]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+# A network in numpy ------------------------------------------------------------------------------
+
+
+def log_prob_entropy_value(
+    weights: Weights, observation: Any, action: Any, kind: str
+) -> tuple[Any, Any, Any]:
+    """One hidden layer each for actor and critic, in double precision."""
+
+    def through(layers: str, head: str) -> Any:
+        hidden = np.tanh(observation @ weights[f"{layers}.weight"].T + weights[f"{layers}.bias"])
+        return hidden @ weights[f"{head}.weight"].T + weights[f"{head}.bias"]
+
+    outputs = through("network.actor.layers[0]", "network.actor_head")
+    value = through("network.critic.layers[0]", "network.critic_head")[..., 0]
+    if kind == "discrete":
+        logarithms = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+        chosen = np.take_along_axis(logarithms, action[..., None], -1)[..., 0]
+        return chosen, -(np.exp(logarithms) * logarithms).sum(-1), value
+    log_std = weights["network.log_std"]
+    each = -0.5 * ((action - outputs) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+    entropy = np.full(value.shape, (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
+    return each.sum(-1), entropy, value
+
+
+def loss_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, rows: Any) -> dict[str, float]:
+    """Both losses, as their papers have them; rows that are no steps do not count."""
+    log_prob, entropy, value = log_prob_entropy_value(weights, rows["observation"], rows["action"], kind)
+    real = rows["real"]
+    ratio = np.exp(log_prob - rows["log_prob"])
+    if algorithm is ppo:
+        low, high = 1 - config.clip_range, 1 + config.clip_range
+        gain = np.minimum(ratio * rows["advantage"], np.clip(ratio, low, high) * rows["advantage"])
+    else:
+        gain = log_prob * rows["advantage"]
+    error = (value - rows["value_target"]) ** 2
+    parts = {
+        "policy_gradient_loss": -gain[real].mean(),
+        "value_loss": error[real].mean(),
+        "entropy_loss": -entropy[real].mean(),
+    }
+    parts["loss"] = (
+        parts["policy_gradient_loss"]
+        + config.value_coefficient * parts["value_loss"]
+        + config.entropy_coefficient * parts["entropy_loss"]
+    )
+    if algorithm is ppo:
+        parts["clip_fraction"] = (np.abs(ratio - 1) > config.clip_range)[real].mean()
+        parts["approx_kl"] = (ratio - 1 - np.log(ratio))[real].mean()
+    return parts
+
+
+def slopes_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, rows: Any) -> Weights:
+    """The gradient of the loss, by small differences."""
+    slopes = {}
+    for name, value in weights.items():
+        slopes[name] = np.zeros_like(value)
+        for index in np.ndindex(value.shape):
+            sides = []
+            for change in (1e-6, -1e-6):
+                moved = value.copy()
+                moved[index] += change
+                sides.append(loss_of(algorithm, config, kind, weights | {name: moved}, rows)["loss"])
+            slopes[name][index] = (sides[0] - sides[1]) / 2e-6
+    return slopes
+
+
+def clipped(slopes: Weights, limit: float) -> Weights:
+    norm = np.sqrt(sum((slope**2).sum() for slope in slopes.values()))
+    return {name: slope * min(1.0, limit / norm) for name, slope in slopes.items()}
+
+
+def in_double(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64 if np.asarray(leaf).dtype.kind == "f" else None), tree
+    )
+
+
+def example(algorithm: ModuleType, kind: str, **more: Any) -> tuple[Any, ActorCriticPolicy, Weights, Batch]:
+    """Settings, a policy, weights with some spread, and a batch with some rows that were no steps."""
+    settings = {
+        "hidden": (3,),
+        "environments": B,
+        "rollout_length": T,
+        "entropy_coefficient": 0.3,
+        "value_coefficient": 0.7,
+        "max_gradient_norm": 0.1,
+        "learning_rate": 0.01,
+        **more,
+    }
+    if algorithm is ppo:
+        settings = {"epochs": 1, "minibatch_size": T * B, **settings}
+    config = algorithm.Config(**settings)
+    policy = config.policy(OBSERVATIONS, ACTIONS[kind])
+    random = np.random.default_rng(1)
+    weights = {
+        name: (value + random.normal(0, 0.5, np.shape(value))).astype(np.float32)
+        if name.startswith("network")
+        else value
+        for name, value in policy.init(0).items()
+    }
+    action = random.integers(0, 3, (T, B)) if kind == "discrete" else random.normal(size=(T, B, 2))
+    observation = random.normal(size=(T, B, 2))
+    log_prob, _, value = log_prob_entropy_value(in_double(weights), observation, action, kind)
+    batch = Batch(
+        observation=observation,
+        action=action,
+        log_prob=log_prob + random.normal(0, 0.3, (T, B)),
+        advantage=random.normal(size=(T, B)),
+        value=value,
+        value_target=random.normal(size=(T, B)),
+        real=random.random((T, B)) < 0.7,
+    )
+    return (
+        config,
+        policy,
+        weights,
+        batch.map(lambda own: own.astype(np.float32) if own.dtype == float else own),
+    )
+
+
+def task(steps: int = 1000) -> Task:
+    return Task(Environment("CartPole-v1"), steps)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("algorithm", [ppo, a2c], ids=["ppo", "a2c"])
+def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
+    config, policy, weights, batch = example(algorithm, kind)
+    rows = in_double(dict(batch))
+    expected = loss_of(algorithm, config, kind, in_double(weights), rows)
+    arguments = (config, config.clip_range) if algorithm is ppo else (config,)
+
+    @jax.jit
+    def both(weights: Weights, batch: Batch) -> Any:
+        return jax.grad(partial(algorithm.loss, policy, *arguments), has_aux=True)(weights, batch)
+
+    slopes, metrics = both(weights, batch)
+    for name, value in expected.items():
+        assert float(metrics[name]) == pytest.approx(value, rel=1e-4), name
+    if algorithm is ppo:
+        assert 0 < expected["clip_fraction"] < 1, "nothing is clipped, or everything"
+    numeric = slopes_of(algorithm, config, kind, in_double(weights), rows)
+    for name in weights:
+        np.testing.assert_allclose(slopes[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+    learner = algorithm.learner(config, task(), policy)
+    learner.weights = weights
+    known = learner.train(batch)
+    limited = clipped(numeric, config.max_gradient_norm)
+    for name in weights:
+        slope = limited[name]
+        if algorithm is ppo:  # Adam's first step
+            change = slope / (np.abs(slope) + 1e-5)
+        else:
+            change = slope / np.sqrt(0.99 + 0.01 * slope**2 + 1e-5)
+        expected_weights = in_double(weights[name]) - config.learning_rate * change
+        np.testing.assert_allclose(
+            learner.weights[name], expected_weights, rtol=1e-4, atol=2e-5, err_msg=name
+        )
+    norm = np.sqrt(sum((slope**2).sum() for slope in numeric.values()))
+    assert known["gradient_norm"] == pytest.approx(norm, rel=1e-3)
+    assert known["learning_rate"] == config.learning_rate
+    assert (learner.version, learner.steps) == (1, T * B)
+
+
+def test_a_gradient_computed_elsewhere_moves_the_weights_as_one_computed_here() -> None:
+    config, policy, weights, batch = example(a2c, "discrete", normalize_observations=True)
+    here = a2c.learner(config, task(), policy)
+    there = a3c.learner(a3c.Config(**vars(config)), task(), policy)
+    here.weights = there.weights = weights
+    here.train(batch)
+    compute: Any = a3c.worker(a3c.Config(**vars(config)), task()).gradients
+    there.apply(*jax.jit(compute(policy))(weights, batch), steps=T * B)
+    assert here.weights.keys() == there.weights.keys()
+    for name, value in here.weights.items():
+        np.testing.assert_allclose(there.weights[name], value, rtol=1e-5, atol=1e-6)
+    assert float(there.weights["observation.count"]) == batch["real"].sum()
+    assert (there.version, there.steps) == (1, T * B)
+
+
+def test_rows_that_are_no_steps_change_nothing() -> None:
+    config, policy, weights, batch = example(ppo, "discrete", normalize_observations=True)
+    other = Batch(batch)
+    for name in ("advantage", "value_target", "observation"):
+        where = batch["real"] if name != "observation" else batch["real"][..., None]
+        other[name] = np.where(where, batch[name], 7.0).astype(np.float32)
+    learner = ppo.learner(config, task(), policy)
+    state, results = learner.optimizer, []
+    for own in (batch, other):
+        learner.weights, learner.optimizer, learner.version = weights, state, 0
+        learner.train(own)
+        results.append(learner.weights)
+    for name in weights:
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_the_mean_is_over_steps() -> None:
+    values, real = np.array([1.0, 2.0, 30.0]), np.array([True, True, False])
+    assert float(mean_of(values, {"real": real})) == 1.5
+    assert float(mean_of(values, {})) == 11
+    assert float(mean_of(values, {"real": real & False})) == 0
+
+
+def test_explained_variance() -> None:
+    target = np.array([1.0, 2.0, 3.0, 4.0])
+    assert float(explained_variance(target, target + 5)) == 1
+    assert float(explained_variance(target, np.zeros(4))) == 0
+    assert float(explained_variance(target, -target)) == pytest.approx(-3)
+    assert np.isnan(explained_variance(np.ones(4), target))
+
+
+def test_standardized_columns_have_mean_0_and_deviation_1_over_steps() -> None:
+    random = np.random.default_rng(2)
+    column, real = random.normal(3, 5, (6, 4)).astype(np.float32), random.random((6, 4)) < 0.6
+    result = StandardizeFields(["advantage"])(Batch(advantage=column, real=real, reward=column))
+    assert result["reward"] is column
+    np.testing.assert_allclose(
+        result["advantage"], (column - column[real].mean()) / column[real].std(), rtol=1e-5
+    )
+    plain = StandardizeFields(["advantage"])(Batch(advantage=column))
+    np.testing.assert_allclose(plain["advantage"], (column - column.mean()) / column.std(), rtol=1e-5)
+    same = StandardizeFields(["advantage"])(Batch(advantage=np.ones((2, 2), np.float32)))
+    np.testing.assert_array_equal(same["advantage"], np.zeros((2, 2)))
+
+
+# Minibatches -------------------------------------------------------------------------------------
+
+
+@given(count=st.integers(1, 40), epochs=st.integers(1, 3), data=st.data())
+def test_every_row_comes_up_once_an_epoch(count: int, epochs: int, data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from([size for size in range(1, count + 1) if count % size == 0]))
+    order = shuffled(np.random.default_rng(0), count, epochs=epochs, size=size)
+    assert order.shape == (epochs * count // size, size)
+    for epoch in order.reshape(epochs, count):
+        assert sorted(epoch) == list(range(count))
+
+
+def test_epochs_are_in_different_orders() -> None:
+    first, second = shuffled(np.random.default_rng(0), 50, epochs=2, size=50)
+    assert (first != second).any()
+    assert (first != np.arange(50)).any()
+
+
+def test_minibatches_see_the_rows_of_the_order_one_after_the_other() -> None:
+    rows = {"a": jnp.arange(6), "b": {"c": -jnp.arange(6)}}
+    order = shuffled(np.random.default_rng(3), 6, epochs=2, size=3)
+
+    def step(carry: Any, own: Any) -> Any:
+        seen, number = carry
+        return (seen.at[number].set(own["a"]), number + 1), {
+            "sum": jnp.sum(own["a"]),
+            "none": jnp.sum(own["a"] + own["b"]["c"]),
+        }
+
+    (seen, number), metrics = in_minibatches(step, (jnp.zeros((4, 3), int), 0), rows, order)
+    np.testing.assert_array_equal(seen, order)
+    assert int(number) == 4
+    assert float(metrics["sum"]) == 7.5, "the mean over minibatches of the sum"
+    assert float(metrics["none"]) == 0
+
+
+def test_what_is_random_in_updates_depends_on_seed_and_version_alone() -> None:
+    _, policy, _, batch = example(ppo, "discrete")
+
+    def update(weights: Weights, state: Any, _: Batch, noise: Any, settings: Any) -> Any:
+        return weights, state, {"noise": noise}
+
+    def drawn(seed: int, version: int = 0) -> list[float]:
+        learner = Learner(policy, update, optax.identity(), noise=lambda random: random.random(), seed=seed)
+        learner.version = version
+        return [learner.train(batch)["noise"] for _ in range(3)]
+
+    assert len(set(drawn(1))) == 3
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1, version=1)[:2] == drawn(1)[1:]
+
+
+# Statistics --------------------------------------------------------------------------------------
+
+
+def test_moments_of_parts_are_those_of_all() -> None:
+    random = np.random.default_rng(4)
+    parts = [random.normal(50, 3, (count, 2)).astype(np.float32) for count in (5, 1, 40, 7)]
+    moments = Moments.empty(2)
+    assert np.asarray(moments.scale).tolist() == [1, 1]
+    for part in parts:
+        moments = combined(moments, moments_of(part))
+    together = np.concatenate(parts).astype(np.float64)
+    assert float(moments.count) == 53
+    np.testing.assert_allclose(moments.mean, together.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.scale, together.std(0), rtol=1e-4)
+    again = Moments.of(moments.named("observation"), "observation")
+    assert again is not moments
+    np.testing.assert_array_equal(again.mean, moments.mean)
+
+
+def test_moments_of_steps_alone() -> None:
+    values, real = np.array([1.0, 5.0, 900.0], np.float32), np.array([True, True, False])
+    moments = moments_of(values, real)
+    assert [float(part) for part in moments] == [2, 3, 8]
+    nothing = combined(moments, moments_of(values, real & False))
+    assert [float(part) for part in nothing] == [2, 3, 8]
+
+
+SPACE = spaces.Dict(
+    {
+        "choice": spaces.Discrete(3),
+        "matrix": spaces.Box(-9, 9, (2, 2)),
+        "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
+        "number": spaces.Box(-9, 9, ()),
+        "action_mask": spaces.MultiBinary(2),
+    }
+)
+
+
+def test_numbers_are_normalized_and_nothing_else() -> None:
+    SPACE.seed(0)
+    samples = [SPACE.sample() for _ in range(30)]
+    together = {name: np.stack([sample[name] for sample in samples]) for name in SPACE.spaces}
+    vectors = numbers(SPACE, together)
+    assert vectors.shape == (30, 5)
+    result = normalized(SPACE, together, moments_of(vectors))
+    for name in ("choice", "image", "action_mask"):
+        np.testing.assert_array_equal(result[name], together[name])
+    for name in ("matrix", "number"):
+        column = together[name].astype(np.float64)
+        np.testing.assert_allclose(
+            result[name], (column - column.mean(0)) / column.std(0), rtol=1e-4, atol=1e-4
+        )
+    far = together | {"number": np.full(30, 1e6, np.float32)}
+    assert (np.asarray(normalized(SPACE, far, moments_of(vectors))["number"]) == LIMIT).all()
+
+
+def test_nothing_to_normalize_is_no_error() -> None:
+    policy = ActorCriticPolicy(spaces.Discrete(3), spaces.Discrete(2), normalize=True)
+    assert not policy.normalize
+    batch = Batch(observation=np.zeros((2, 2), int))
+    assert statistics_of(policy, batch) == {}
+
+
+def test_the_learner_keeps_statistics_of_steps_and_normalizes_by_them() -> None:
+    config, policy, weights, batch = example(
+        a2c, "discrete", normalize_observations=True, normalize_rewards=True
+    )
+    batch["discounted_return"] = np.random.default_rng(5).normal(2, 4, (T, B)).astype(np.float32)
+    learner = a2c.learner(config, task(), policy)
+    learner.weights = weights
+    learner.train(batch)
+    learner.train(batch)
+    rows, returns = batch["observation"][batch["real"]], batch["discounted_return"][batch["real"]]
+    observation, scaled = Moments.of(learner.weights, "observation"), Moments.of(learner.weights, "return")
+    assert float(observation.count) == 2 * len(rows)
+    np.testing.assert_allclose(observation.mean, rows.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(observation.scale, rows.std(0), rtol=1e-4)
+    np.testing.assert_allclose(scaled.scale, returns.std(), rtol=1e-4)
+    brought = (rows - rows.mean(0)) / rows.std(0)
+    plain = config.__class__(hidden=(3,)).policy(OBSERVATIONS, ACTIONS["discrete"])
+    np.testing.assert_allclose(
+        policy.value(learner.weights, rows),
+        plain.value(trained(learner.weights), brought),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [ppo, a2c], ids=["ppo", "a2c"])
+def test_what_is_no_number_stops_the_update(algorithm: ModuleType) -> None:
+    config, policy, weights, batch = example(algorithm, "discrete")
+    learner = algorithm.learner(config, task(), policy)
+    learner.weights = weights
+    learner.train(batch)
+    before, state = learner.weights, learner.state_dict()
+    for column, named in (
+        ("advantage", "policy_gradient_loss is nan in update 2, and so are gradient_norm, loss; the weights"),
+        ("value_target", "value_loss is nan in update 2, and so are gradient_norm, loss; the weights"),
+        ("observation", "entropy_loss is nan in update 2, and so are policy_gradient_loss, value_loss"),
+    ):
+        broken = batch[column].copy()
+        broken[batch["real"]] = np.nan
+        with pytest.raises(Diverged, match=named):
+            learner.train(Batch(batch | {column: broken}))
+        assert learner.weights is before
+        assert (learner.version, learner.steps) == (1, T * B)
+        for one, other in zip(learner.state_dict()["optimizer"], state["optimizer"], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_gradient_that_is_no_number_stops_the_update() -> None:
+    config, policy, weights, _ = example(a2c, "discrete")
+    learner = a3c.learner(a3c.Config(**vars(config)), task(), policy)
+    learner.weights = weights
+    with pytest.raises(Diverged, match="gradient_norm is inf in update 1"):
+        learner.apply(trained(weights), {"loss": 1.0, "gradient_norm": np.inf}, 5)
+    assert learner.weights is weights
+    assert (learner.version, learner.steps) == (0, 0)
+    learner.apply(trained(weights), {"loss": 1.0, "explained_variance": np.nan}, 5)
+    assert (learner.version, learner.steps) == (1, 5)
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    config, policy, _, _ = example(a2c, "discrete")
+    state = a2c.learner(
+        a2c.Config(hidden=(5,)), task(), a2c.Config(hidden=(5,)).policy(OBSERVATIONS, ACTIONS["discrete"])
+    ).state_dict()
+    with pytest.raises(
+        RollstreamError, match=r"these weights are of another network: network.actor.* is \(5,\), not \(3,\)"
+    ):
+        a2c.learner(config, task(), policy).load_state_dict(state)
+
+
+def test_minibatches_must_fit_the_batch() -> None:
+    with pytest.raises(RollstreamError, match="set minibatch_size to a divisor of 2048"):
+        ppo.Config(minibatch_size=100)
+
+
+def test_settings_fall_until_the_end_of_the_training() -> None:
+    config = ppo.Config(learning_rate=0.4, learning_rate_decay=True, clip_range=0.2, clip_range_decay=True)
+    assert config.settings(0.25) == pytest.approx({"learning_rate": 0.3, "clip_range": 0.15})
+    assert ppo.Config(learning_rate=0.4).settings(0.25) == {"learning_rate": 0.4, "clip_range": 0.2}
+    _, policy, weights, _ = example(a2c, "discrete")
+    learner = a3c.learner(a3c.Config(learning_rate=0.4, learning_rate_decay=True), task(steps=48), policy)
+    learner.weights = weights
+    rates = [learner.apply(trained(weights), {}, T * B)["learning_rate"] for _ in range(6)]
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1, 0, 0])
