@@ -224,6 +224,7 @@ METRICS = [
 def test_a_curve_as_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = draw_curve(METRICS, tmp_path / "curve.png", "ppo on CartPole-v1")
+    assert path is not None
     assert path == tmp_path / "curve.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
@@ -232,6 +233,7 @@ def test_a_curve_as_a_picture(tmp_path: Path) -> None:
 def test_a_curve_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     path = draw_curve(METRICS, tmp_path / "curve.png", "a < b")
+    assert path is not None
     assert path == tmp_path / "curve.svg"
     root = ElementTree.fromstring(path.read_text())
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]

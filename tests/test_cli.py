@@ -1,0 +1,297 @@
+"""The command line, as a person uses it: in processes of its own where that matters, with tiny trainings."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollstream.cli import main
+
+ROOT = Path(__file__).parent.parent
+TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")
+
+
+def rollstream(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rollstream", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+def fails(*args: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(args)
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in `runs/tiny`; `told` is what its training wrote."""
+    home = tmp_path_factory.mktemp("home")
+    done = rollstream("train", "ppo", *TINY, "--steps", "300", "--out", "runs/tiny", cwd=home)
+    assert done.returncode == 0, done.stderr
+    (home / "told").write_text(done.stdout)
+    return home
+
+
+@pytest.fixture
+def my_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The algorithm that the documentation shows, in a file of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    [code] = [block for block in blocks if "MyAlgorithm = Algorithm(" in block]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    (tmp_path / "my_file.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "my_file.py"
+
+
+# Help --------------------------------------------------------------------------------------------
+
+
+def test_help_needs_no_jax(tmp_path: Path) -> None:
+    code = """
+import sys
+from rollstream.cli import main
+for args in (["--help"], ["train", "--help"], ["list"], ["train", "pop"], ["evaluate", "--help"]):
+    try:
+        main(args)
+    except SystemExit:
+        pass
+assert "jax" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for part in ("evaluate", "--steps N", "ppo  Proximal policy optimization", "tuned for CartPole-v1"):
+        assert part in done.stdout
+    assert "did you mean 'ppo'" in done.stderr
+
+
+def test_help_of_an_algorithm_shows_its_settings_as_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails("train", "ppo", "--env", "CartPole-v1", "--help") == 0
+    tuned = " ".join(capsys.readouterr().out.split())
+    assert fails("train", "ppo", "--help") == 0
+    plain = " ".join(capsys.readouterr().out.split())
+    pattern = r"--config.rollout-length INT.*?\(default: (\d+)\)"
+    assert [re.findall(pattern, text) for text in (tuned, plain)] == [["32"], ["256"]]
+
+
+# Training ----------------------------------------------------------------------------------------
+
+
+def test_a_training_leaves_a_folder(home: Path) -> None:
+    folder = home / "runs" / "tiny"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "metrics.jsonl", "metrics.csv", "checkpoints", "curve.png"} <= names
+    config = json.loads((folder / "config.json").read_text())["config"]
+    assert config["epochs"] == 1
+    assert config["rollout_length"] == 32  # tuned, and not overridden
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["time/total_timesteps"] for row in rows] == [256, 512]
+
+
+def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
+    told = (home / "told").read_text()
+    first, *_, last = told.splitlines()
+    assert first == "ppo on CartPole-v1 · inline · seed 1 · 512 steps"
+    assert "512 steps 100%" in told
+    assert "300, rounded up to whole batches" in told
+    assert "the bottleneck was" in told
+    assert "Saved in runs/tiny" in told
+    assert last == "See how good it is: rollstream evaluate runs/tiny"
+    assert "\x1b" not in told
+
+
+def test_ctrl_c_stops_and_resume_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000"]
+    with subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        assert "256 steps" in lines[1]
+        process.send_signal(signal.SIGINT)
+        told, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert complaints == f"rollstream: stopped; go on with: rollstream train ppo --resume --out {out}\n"
+    assert "all saved in" in told
+    before = (out / "metrics.jsonl").read_text().splitlines()
+    done = json.loads(before[-1])["time/total_timesteps"]
+    main(["train", "ppo", "--resume", "--out", str(out), "--steps", str(done + 256), "--quiet"])
+    after = (out / "metrics.jsonl").read_text().splitlines()
+    assert after[:-1] == before
+    assert json.loads(after[-1])["time/total_timesteps"] == done + 256
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs", "a2c-CartPole-v1-0").mkdir(parents=True)
+    main(["train", "a2c", "--env", "CartPole-v1", "--steps", "40", "--quiet"])
+    assert list(Path("runs", "a2c-CartPole-v1-0").iterdir()) == []
+    assert Path("runs", "a2c-CartPole-v1-0-2", "config.json").exists()
+
+
+# Afterwards --------------------------------------------------------------------------------------
+
+
+def test_evaluate_writes_one_object(home: Path) -> None:
+    done = rollstream("evaluate", "runs/tiny", "--episodes", "3", "--json", cwd=home)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) == {"mean_return", "std_return", "episodes", "mean_length"}
+    assert result["episodes"] == 3
+    assert result["mean_return"] == result["mean_length"] > 0
+
+
+def test_evaluate_in_words(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", str(home / "runs" / "tiny"), "--episodes", "2"])
+    assert re.fullmatch(
+        r"mean return [\d.]+ ± [\d.]+ over 2 episodes, [\d.]+ steps long on average\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_video(home: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    done = rollstream("video", "runs/tiny", "--out", "films/tiny.mp4", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"Saved films/tiny.mp4: 1 episode, return [\d.]+\n", done.stdout)
+    assert [path.name for path in (home / "films").iterdir()] == ["tiny.mp4"]
+    assert b"ftyp" in (home / "films" / "tiny.mp4").read_bytes()[:16]
+
+
+def test_video_without_the_extra(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert fails("video", str(home / "runs" / "tiny"), "--out", "film.mp4") == 2
+    assert "pip install 'rollstream[video]'" in capsys.readouterr().err
+
+
+# Pictures of plans -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["a3c"], "ComputeGradients"),
+        (["ppo", "--config.overlap"], "prefetch"),
+        (["ppo", "--format", "mermaid", "--workers", "4"], "flowchart"),
+        (["a2c", "--format", "svg"], "</svg>"),
+    ],
+)
+def test_graph(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["graph", *options])
+    assert part in capsys.readouterr().out
+
+
+# One's own ---------------------------------------------------------------------------------------
+
+
+def test_ones_own_algorithm(my_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "my_file.py:MyAlgorithm"
+    options = ("--env", "CartPole-v1", "--steps", "256", "--config.bonus", "0.5", "--workers", "1")
+    done = rollstream("train", name, *options, "--quiet", "--out", "own", cwd=my_file.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert json.loads(Path("own", "config.json").read_text())["config"]["bonus"] == 0.5
+    main(["evaluate", "own", "--episodes", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 1
+    main(["graph", name])
+    assert "TrainOneStep" in capsys.readouterr().out
+    assert fails("train", name, *options[:4], "--config.bonnus", "1") == 2
+    assert "--config.bonus" in capsys.readouterr().err
+
+
+def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
+    my_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = my_file.read_text().replace('["advantage"]', '["advantages"]')
+    my_file.write_text(code)
+    line = 1 + next(number for number, text in enumerate(code.splitlines()) if '["advantages"]' in text)
+    assert fails("train", f"{my_file}:MyAlgorithm", "--env", "CartPole-v1", "--steps", "1", "--quiet") == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("rollstream: TrainOneStep (my_file.py:")
+    assert complaint.endswith(f"failed: KeyError: 'advantages', in loss at {my_file}:{line}\n")
+
+
+# What is wrong is said in one sentence -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("trian ppo", "did you mean train?"),
+        ("dance", "there are train, evaluate, graph, list, video"),
+        ("train pppo --env CartPole-v1 --steps 1", "did you mean 'ppo'?"),
+        ("train ppo --env CartPol-v1 --steps 1", "CartPole-v1"),
+        ("train ppo --steps 1", "rollstream train ppo --env CartPole-v1"),
+        ("train ppo --resume", "--out"),
+        ("train ppo --resume --out nowhere", "nowhere is not the folder of a run"),
+        ("train ppo --env CartPole-v1 --steps 0", "steps"),
+        ("train ppo --env CartPole-v1 --steps 1 --workers 3", "multiple of 3"),
+        ("train ppo --env CartPole-v1 --steps 1 --config.minibatch-size 7", "divisor of 256"),
+        (
+            "train ppo --env CartPole-v1 --steps 3000 --config.epochs 1 --config.learning-rate 1e30",
+            "in update",
+        ),
+        ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
+        ("evaluate nowhere", "nowhere is not the folder of a run"),
+        ("graph pop", "did you mean 'ppo'?"),
+    ],
+)
+def test_one_sentence(
+    command: str,
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fails(*command.split()) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("rollstream: ")
+    assert part in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails("train", "ppo", *TINY, "--steps", "1", "--out", str(home / "runs" / "tiny")) == 2
+    assert "go on with it by --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        (
+            "train ppo --env CartPole-v1 --steps 1 --config.learning-rte 1",
+            ["Perhaps", "--config.learning-rate"],
+        ),
+        ("train ppo --env CartPole-v1 --steps many", ["many", "int"]),
+        ("train ppo --env CartPole-v1 --steps 1 --engine proceses", ["proceses", "processes"]),
+        ("evaluate", ["DIR"]),
+        ("video x", ["--out"]),
+    ],
+)
+def test_options_that_are_wrong(command: str, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails(*command.split()) == 2
+    complaint = capsys.readouterr().err
+    for part in parts:
+        assert part in complaint
+    assert "Traceback" not in complaint
+
+
+def test_ctrl_c_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("rollstream.cli._first_line", _interrupt)
+    assert fails("list") == 130
+    assert capsys.readouterr().err == "rollstream: stopped\n"
+
+
+def _interrupt(_: str) -> str:
+    raise KeyboardInterrupt
