@@ -238,7 +238,7 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("train ppo --env CartPole-v1 --steps 1 --workers 3", "multiple of 3"),
         ("train ppo --env CartPole-v1 --steps 1 --config.minibatch-size 7", "divisor of 256"),
         (
-            "train ppo --env CartPole-v1 --steps 3000 --config.epochs 1 --config.learning-rate 1e30",
+            "train a2c --env CartPole-v1 --steps 3000 --config.learning-rate 1e30",
             "in update",
         ),
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
