@@ -57,7 +57,7 @@ def test_help_needs_no_jax(tmp_path: Path) -> None:
     code = """
 import sys
 from rollstream.cli import main
-for args in (["--help"], ["train", "--help"], ["list"], ["train", "pop"], ["evaluate", "--help"]):
+for args in ([], ["train", "--help"], ["list"], ["train", "pop"], ["evaluate", "--help"]):
     try:
         main(args)
     except SystemExit:

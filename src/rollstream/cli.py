@@ -215,7 +215,7 @@ _COMMANDS: dict[str, Any] = {
 
 def main(args: Sequence[str] | None = None) -> None:
     """Do what the arguments say, and exit: 0 if it went well, 2 if it cannot, 130 after Ctrl-C."""
-    args = sys.argv[1:] if args is None else list(args)
+    args = (sys.argv[1:] if args is None else list(args)) or ["--help"]
     try:
         _parsed(args).run(args)
     except KeyboardInterrupt:
