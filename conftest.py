@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -37,10 +38,19 @@ SEGMENTS = Path("/dev/shm")
 """Where Linux shows shared memory."""
 
 
-def pytest_sessionstart() -> None:
-    """Start the one helper process of shared memory now: it lives on, and is no test's leak."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the one helper process of shared memory now: it lives on, and is no test's leak.
+
+    And let JAX keep what it compiles for the whole session: tests build the same learners again and again, in
+    processes of their own, too.
+    """
     if sys.platform == "linux":
         resource_tracker.ensure_running()
+    cache = tempfile.TemporaryDirectory(prefix="rollstream-tests-")
+    session.config.add_cleanup(cache.cleanup)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 @pytest.fixture(scope="session")
