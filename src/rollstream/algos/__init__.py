@@ -60,9 +60,9 @@ def algorithm(name: str) -> Algorithm[Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question whether another name was meant, if one is near."""
+    """A question in brackets whether another name was meant, if one is near."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _from_file(file: Path, attribute: str) -> Algorithm[Any]:

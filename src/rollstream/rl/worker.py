@@ -63,7 +63,7 @@ class WorkerSpec:
     """Whether the worker has a process of its own, which is not to look for accelerators."""
 
 
-def _processor() -> Any:
+def processor() -> Any:
     """Where workers compute: actions are small, and accelerators are for the learner."""
     try:
         return jax.devices("cpu")[0]
@@ -110,7 +110,7 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
         self.version = version
-        self.weights = jax.device_put(weights, _processor()) if self.policy.compiled else weights
+        self.weights = jax.device_put(weights, processor()) if self.policy.compiled else weights
 
     def sample(self, context: Context) -> Batch:
         """Some steps of every environment."""

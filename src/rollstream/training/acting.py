@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -9,9 +10,24 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.policy import Policy, Weights
+from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import Observation, put, zeros
 from rollstream.rl.vector import actions_for
+from rollstream.rl.worker import processor
+
+
+def likeliest(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
+    """A policy's step without noise, compiled if it is for that."""
+
+    def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
+        return policy.step(weights, observation, state, None)
+
+    return jax.jit(step) if policy.compiled else step
+
+
+def placed(policy: Policy, weights: Weights) -> Weights:
+    """Weights where actions are computed."""
+    return jax.device_put(weights, processor()) if policy.compiled else weights
 
 
 class TrainedPolicy:
@@ -49,8 +65,9 @@ class TrainedPolicy:
         )
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng(seed)
-        self._step = jax.jit(policy.step)
-        self._likeliest = jax.jit(lambda own, seen, state: policy.step(own, seen, state, None))
+        self._placed = placed(policy, weights)
+        self._step = jax.jit(policy.step) if policy.compiled else policy.step
+        self._likeliest = likeliest(policy)
         self.reset()
 
     def reset(self) -> None:
@@ -69,10 +86,10 @@ class TrainedPolicy:
         seen = zeros(self.observation_space, 1)
         put(seen, 0, self._stacked(self._with_mask(observation, action_mask)))
         if deterministic:
-            action, self._state = self._likeliest(self.weights, seen, self._state)
+            action, self._state = self._likeliest(self._placed, seen, self._state)
         else:
             noise = self.policy.noise(self._generator, 1)
-            action, self._state = self._step(self.weights, seen, self._state, noise)
+            action, self._state = self._step(self._placed, seen, self._state, noise)
         return self._convert(np.asarray(action))[0]
 
     def _stacked(self, observation: Observation) -> Observation:

@@ -15,6 +15,7 @@ from rollstream.rl.operators import Report
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.vector import Vector
 from rollstream.rl.workers import Workers
+from rollstream.training.acting import likeliest, placed
 
 _WIDTH = 16
 """Environments side by side, at most."""
@@ -43,12 +44,12 @@ class Evaluator:
         self._environment = environment
         self._policy = policy
         self._seed = seed
-        self._step = jax.jit(lambda weights, seen, state: policy.step(weights, seen, state, None))
+        self._step = likeliest(policy)
         self._vector: Vector | None = None
 
     def __call__(self, weights: Weights, episodes: int, number: int = 0) -> Evaluation:
         """Run so many episodes; with another number, others."""
-        vector = self._made(min(episodes, _WIDTH))
+        vector, weights = self._made(min(episodes, _WIDTH)), placed(self._policy, weights)
         seeds = np.random.SeedSequence([self._seed, number, 2]).generate_state(vector.count)
         observation = vector.reset([int(seed) >> 1 for seed in seeds])
         state = self._policy.initial_state(vector.count)
@@ -69,8 +70,8 @@ class Evaluator:
                     ended.append((float(returns[index]), float(lengths[index])))
                     left[index] -= 1
                 returns[index] = lengths[index] = 0
-            if len(step.ended):
-                state = _begun(state, self._policy.initial_state(vector.count), step.ended)
+            if begun := step.begun:
+                state = _forgotten(state, self._policy.initial_state(vector.count), begun)
         all_returns, all_lengths = np.array(ended).T
         return Evaluation(
             float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)
@@ -95,12 +96,12 @@ class Evaluator:
         self.close()
 
 
-def _begun(state: State, initial: State, indices: Any) -> State:
-    """What a policy remembers, forgotten where an episode ended."""
+def _forgotten(state: State, initial: State, begun: list[int]) -> State:
+    """What a policy remembers, without what was before an episode that has begun."""
 
     def forget(own: Any, fresh: Any) -> Any:
         changed = np.array(own)
-        changed[indices] = np.asarray(fresh)[indices]
+        changed[begun] = np.asarray(fresh)[begun]
         return changed
 
     return jax.tree.map(forget, state, initial)

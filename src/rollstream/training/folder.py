@@ -74,6 +74,7 @@ def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> No
     about = {
         "format": _FORMAT,
         "algorithm": _home(recipe.algorithm),
+        "name": recipe.algorithm.name,
         "config": as_json(recipe.config),
         "task": {
             "environment": {
@@ -113,6 +114,8 @@ def read_recipe(
         about = json.loads((folder / "config.json").read_bytes())
         task, environment = about["task"], about["task"]["environment"]
         algorithm = algorithm or algorithm_of(about["algorithm"])
+        if algorithm.name != about["name"]:
+            raise RunError(f"the run in {folder} is one of {about['name']}, not of {algorithm.name}")
         recipe = Recipe(
             algorithm,
             settings(algorithm, about["config"]),

@@ -59,7 +59,7 @@ class Loop:
         done = 0 if start is None else start.step
         recipe.task.spaces()  # there is such an environment
         self._display.start(self._about(done))
-        if start is not None and (done >= steps or start.state["over"]):
+        if start is not None and (done >= steps or self._is_enough(start.state["evaluated"])):
             assert self._folder is not None
             self._display.note(f"the run in {self._folder} is over already, after {done:,} steps")
             self.rows, self.weights = read_metrics(self._folder), load_weights(start.path)
@@ -118,7 +118,8 @@ class Loop:
             best = report.get("eval/mean_reward", -math.inf) >= report.get("eval/best_mean_reward", math.inf)
             if over or best or steps >= due or interrupts.received is not None:
                 log.sync()
-                self._save(plan, workers, steps, watch.elapsed, best=best, over=over)
+                state = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
+                self._save(plan, workers, steps, state, best=best)
                 due = (steps // self._every + 1) * self._every
             if over:
                 return
@@ -136,8 +137,8 @@ class Loop:
         self._display.report(report, statistics)
 
     def _is_over(self, report: Report) -> bool:
-        stop_at, asked = self._recipe.evaluation["stop_at"], self._recipe.task.steps
-        if stop_at is not None and report.get("eval/mean_reward", -math.inf) >= stop_at:
+        asked = self._recipe.task.steps
+        if self._is_enough(report.get("eval/mean_reward")):
             return True
         if (steps := int(report[STEPS])) < asked:
             return False
@@ -145,12 +146,16 @@ class Loop:
             self._display.note(f"trained {steps:,} steps: {asked:,}, rounded up to whole batches")
         return True
 
+    def _is_enough(self, evaluated: float | None) -> bool:
+        stop_at = self._recipe.evaluation["stop_at"]
+        return evaluated is not None and stop_at is not None and evaluated >= stop_at
+
     def _save(
-        self, plan: Iter[Report], workers: Workers, steps: int, elapsed: float, *, best: bool, over: bool
+        self, plan: Iter[Report], workers: Workers, steps: int, state: dict[str, Any], *, best: bool
     ) -> None:
         if self._folder is None:
             return
-        state = {"plan": plan.state_dict(), "elapsed": elapsed, "over": over}
+        state = {"plan": plan.state_dict(), **state}
         self._tell_of_environments(state["plan"]["actors"])
         weights = workers.learner.published()
         save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)

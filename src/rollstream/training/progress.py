@@ -38,7 +38,7 @@ class Display(Protocol):
         ...
 
     def report(self, report: Report, statistics: Statistics) -> None:
-        """An iteration is over; the report has what is written to `metrics.jsonl`."""
+        """An iteration is over. The report also has `time/fps`, `time/time_elapsed` and evaluations."""
         ...
 
     def note(self, text: str) -> None:

@@ -15,6 +15,13 @@ from rollstream.training.folder import Recipe, RunError, read_recipe
 from rollstream.training.settings import configured
 
 
+def require_whole(least: int, **numbers: int | None) -> None:
+    """Raise, naming the argument, unless all that are given are whole numbers and large enough."""
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise RollstreamError(f"{name}={value!r}: give a whole number, {least} or more")
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of `train` that decide how a run goes."""
@@ -33,11 +40,9 @@ class Request:
 
     def __post_init__(self) -> None:
         every, episodes = self.evaluation["every"], self.evaluation["episodes"]
-        numbers = [("steps", self.steps, 1), ("seed", self.seed, 0), ("workers", self.workers, 0)]
-        numbers += [("evaluate_every", every, 1), ("evaluate_episodes", episodes, 1)]
-        for name, value, least in [*numbers, ("frame_stack", self.frame_stack, 1)]:
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise RollstreamError(f"{name}={value!r}: give a whole number, {least} or more")
+        require_whole(0, seed=self.seed, workers=self.workers)
+        require_whole(1, steps=self.steps, frame_stack=self.frame_stack)
+        require_whole(1, evaluate_every=every, evaluate_episodes=episodes)
 
     def recipe(self) -> Recipe:
         """What to train, anew."""
@@ -84,6 +89,8 @@ class Request:
             said.append(("frame_stack", self.frame_stack, environment.frame_stack))
         if self.options:
             said.append(("env_options", dict(self.options), dict(environment.options)))
+        if self.evaluation["every"] is not None and saved.evaluation["every"] is None:
+            said.append(("evaluate_every", self.evaluation["every"], None))  # it is part of the plan
         if isinstance(self.config, Mapping):
             given = {name: getattr(saved.config, name, None) for name in self.config}
             configured(self.algorithm, environment.name, self.config)  # raises for options there are not

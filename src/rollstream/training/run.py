@@ -20,7 +20,7 @@ from rollstream.training.folder import Recipe, read_recipe, require_new
 from rollstream.training.loop import Loop
 from rollstream.training.metrics import Row, read_metrics
 from rollstream.training.progress import Display, Silent
-from rollstream.training.request import Request
+from rollstream.training.request import Request, require_whole
 
 _EVALUATE_EVERY = 10_000
 """Steps from one evaluation to the next, where there is a return to stop at."""
@@ -76,6 +76,7 @@ def train(
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     folder = None if out is None else Path(out)
+    require_whole(1, keep=keep, checkpoint_every=checkpoint_every)
     if stop_at is not None and evaluate_every is None:
         evaluate_every = _EVALUATE_EVERY
     evaluation = {"every": evaluate_every, "episodes": evaluate_episodes, "stop_at": stop_at}

@@ -1,0 +1,569 @@
+"""Training from one call: what is written, exact resume, interrupts, evaluation, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import rollstream as rs
+from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm
+from rollstream.rl.environments import Environment, UnknownEnvironment
+from rollstream.rl.spaces import SpaceError
+from rollstream.training.acting import TrainedPolicy
+from rollstream.training.checkpoint import CheckpointError
+from rollstream.training.evaluation import Evaluation, Evaluator
+from rollstream.training.folder import RunError
+from rollstream.training.progress import RunAbout, Silent
+from rollstream.training.run import Run
+from rollstream.training.settings import SettingsError, configured
+from rollstream.training.tuned import tuned, tuned_environments
+
+SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
+"""PPO in batches of 64 steps."""
+
+
+class Recorder(Silent):
+    """A display that keeps what it is shown, and does something after a report."""
+
+    def __init__(self, after: Callable[[dict[str, float]], None] = lambda _: None):
+        self.after = after
+        self.about: RunAbout | None = None
+        self.notes: list[str] = []
+        self.reports: list[dict[str, float]] = []
+        self.finished: list[Run | None] = []
+
+    def start(self, about: RunAbout) -> None:
+        self.about = about
+
+    def report(self, report: dict[str, float], statistics: rs.flow.Statistics) -> None:
+        self.reports.append(report)
+        self.after(report)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finish(self, run: Run | None) -> None:
+        self.finished.append(run)
+
+
+def small(out: Path | None, **more: Any) -> Run:
+    """A short training; the same whenever it is called."""
+    options: dict[str, Any] = {"env": "CartPole-v1", "steps": 300, "seed": 1, "config": SMALL, "quiet": True}
+    options |= {"checkpoint_every": 64, "evaluate_every": 128, "evaluate_episodes": 3}
+    return rs.train("ppo", out=out, **(options | more))
+
+
+def learned(run: Run) -> dict[str, bytes]:
+    return {name: np.asarray(value).tobytes() for name, value in run.policy.weights.items()}
+
+
+def rows(run: Run) -> list[str]:
+    """Metrics, without how long things took."""
+    timed = ("time/fps", "time/time_elapsed", "flow/")
+    return [repr({k: v for k, v in row.items() if not k.startswith(timed)}) for row in run.metrics]
+
+
+@pytest.fixture(scope="module")
+def display() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, display: Recorder) -> Run:
+    return small(tmp_path_factory.mktemp("runs") / "straight", display=display)
+
+
+# What a run leaves -------------------------------------------------------------------------------
+
+
+def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, display: Recorder) -> None:
+    assert straight.metrics[-1]["time/total_timesteps"] == 320
+    assert display.notes == ["trained 320 steps: 300, rounded up to whole batches"]
+    assert display.about == RunAbout("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
+    assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
+    assert display.finished == [straight]
+
+
+def test_a_folder_has_it_all(straight: Run) -> None:
+    assert straight.path is not None
+    about = json.loads((straight.path / "config.json").read_text())
+    assert (about["algorithm"], about["config"]["hidden"], about["task"]["seed"]) == ("ppo", [8], 1)
+    assert about["versions"]["rollstream"] == rs.__version__
+    assert about["threads"]["NPROC"]
+    assert sorted(path.name for path in (straight.path / "checkpoints").iterdir()) == [
+        "step_000000192",
+        "step_000000256",
+        "step_000000320",
+    ]
+    assert len(list((straight.path / "best").iterdir())) == 1
+    assert (straight.path / "curve.png").stat().st_size
+    assert [path.stat().st_size > 1000 for path in straight.path.glob("events.out.tfevents.*")] == [True]
+    lines = [json.loads(line) for line in (straight.path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == straight.metrics
+    with (straight.path / "metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["train/loss"]) for row in table] == [row["train/loss"] for row in straight.metrics]
+    assert [row["eval/mean_reward"] != "" for row in table] == [False, True, False, True, False]
+
+
+def test_rows_have_the_names_people_know(straight: Run) -> None:
+    names = {"rollout/ep_rew_mean", "time/fps", "time/time_elapsed", "train/loss", "eval/mean_ep_length"}
+    names |= {"flow/TrainOneStep/busy", "flow/ParallelRollouts/items", "flow/bottleneck"}
+    assert names <= straight.metrics[3].keys()
+
+
+def test_a_loaded_run_is_the_same(straight: Run) -> None:
+    assert straight.path is not None
+    loaded = rs.load(straight.path)
+    assert loaded.config == straight.config
+    assert loaded.metrics == straight.metrics
+    assert learned(loaded) == learned(straight)
+    assert loaded.evaluate(5, seed=3) == straight.evaluate(5, seed=3)
+    best = rs.load(straight.path, best=True)
+    assert learned(best).keys() == learned(straight).keys()
+    environment = gymnasium.make("CartPole-v1")
+    observation, _ = environment.reset(seed=0)
+    assert environment.action_space.contains(loaded.policy.act(observation))
+    assert {int(loaded.policy.act(observation, deterministic=False)) for _ in range(50)} == {0, 1}
+
+
+def test_without_a_folder_nothing_is_written(straight: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = small(None)
+    assert run.path is None
+    assert learned(run) == learned(straight)
+    assert rows(run) == rows(straight)
+    assert not list(tmp_path.iterdir())
+
+
+def test_importing_rollstream_does_not_import_jax() -> None:
+    code = "import rollstream, sys; rollstream.engine('processes').close(); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# Resume ------------------------------------------------------------------------------------------
+
+KILLED = """
+    import os, signal, sys
+    import rollstream as rs
+    from rollstream.training.progress import Silent
+
+    class Kill(Silent):
+        def report(self, report, statistics):
+            if report["time/iterations"] == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def train(out, **more):
+        rs.train(sys.argv[1], env="CartPole-v1", seed=3, quiet=True, out=out, checkpoint_every=250,
+                 evaluate_every=300, evaluate_episodes=2, steps=640, config=eval(sys.argv[2]), **more)
+
+    if __name__ == "__main__":
+        if sys.argv[3] == "kill":
+            train("killed", display=Kill())
+        train("straight")
+        train("killed", resume=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("ppo", SMALL | {"learning_rate_decay": True, "normalize_observations": True}),
+        ("a2c", {"environments": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1}),
+    ],
+)
+def test_a_killed_run_goes_on_exactly(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+    (tmp_path / "killed.py").write_text(textwrap.dedent(KILLED))
+    command = [sys.executable, "killed.py", name, repr(config)]
+    killed = subprocess.run([*command, "kill"], cwd=tmp_path, timeout=110)
+    assert killed.returncode == -signal.SIGKILL
+    left = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(left[-1])["time/iterations"] == 6  # and the newest checkpoint is of iteration 5
+    subprocess.run([*command, "go on"], cwd=tmp_path, timeout=110, check=True)
+    straight, resumed = rs.load(tmp_path / "straight"), rs.load(tmp_path / "killed")
+    assert [row["time/iterations"] for row in resumed.metrics] == list(range(1, 11))
+    assert rows(straight) == rows(resumed)
+    assert learned(straight) == learned(resumed)
+    with (tmp_path / "killed" / "metrics.csv").open() as file:
+        assert [int(row["time/iterations"]) for row in csv.DictReader(file)] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number: signal.Signals) -> None:
+    def at_three(report: dict[str, float]) -> None:
+        if report["time/iterations"] == 3:
+            signal.raise_signal(number)
+
+    before, display = signal.getsignal(number), Recorder(at_three)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as raised:
+        small(tmp_path / "run", display=display, checkpoint_every=10_000)
+    if number == signal.SIGTERM:
+        assert raised.value.args == (143,)
+    assert signal.getsignal(number) is before
+    assert display.notes == [f"interrupted after 192 steps, all saved in {tmp_path / 'run'}"]
+    assert display.finished == [None]
+    assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
+    display = Recorder()
+    run = rs.train("ppo", out=tmp_path / "run", resume=True, display=display)
+    assert display.about is not None
+    assert (display.about.done, display.about.seed) == (192, 1)
+    assert learned(run) == learned(straight)
+    assert rows(run) == rows(straight)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    def twice(_: dict[str, float]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second one should have raised")
+
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "run", display=Recorder(twice))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(CheckpointError, match="has no checkpoint yet; go on with it by resume=True"):
+        rs.load(tmp_path / "run")
+
+
+def test_a_run_that_is_over_stays_as_it_is(straight: Run) -> None:
+    assert straight.path is not None
+    display = Recorder()
+    run = rs.train("ppo", env="CartPole-v1", steps=300, out=straight.path, resume=True, display=display)
+    assert display.notes == [f"the run in {straight.path} is over already, after 320 steps"]
+    assert learned(run) == learned(straight)
+    assert run.metrics == straight.metrics
+
+
+def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(straight: Run, tmp_path: Path) -> None:
+    small(tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step_000000320" / "arrays.safetensors"
+    os.truncate(newest, 1000)
+    with pytest.warns(UserWarning, match=r"step_000000320 is damaged: .* the one before it is used"):
+        run = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True)
+    assert learned(run) == learned(straight)
+    assert rows(run) == rows(straight)
+
+
+class Stubborn(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole with something in it that cannot be saved."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.engine = object()
+
+
+def test_environments_that_cannot_be_saved_are_mentioned_once_and_begin_anew(tmp_path: Path) -> None:
+    display = Recorder()
+    options: dict[str, Any] = {"env": Stubborn, "evaluate_every": None}
+    small(tmp_path / "run", display=display, **options)
+    [first, _] = display.notes
+    assert "the state of these environments cannot be saved (Stubborn.engine is of type builtins" in first
+    results = []
+    for name in ("one", "other"):
+        small(tmp_path / name, **options, display=Recorder(), steps=128)
+        run = rs.train("ppo", out=tmp_path / name, env=Stubborn, resume=True, steps=300, quiet=True)
+        assert [row["time/total_timesteps"] for row in run.metrics] == [64, 128, 192, 256, 320]
+        results.append(learned(run))
+    assert results[0] == results[1]
+
+
+# Evaluation --------------------------------------------------------------------------------------
+
+
+class Lengths(gymnasium.Env[Any, Any]):
+    """Episodes of a length that their seed decides; the reward says whether the action was 1."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float64)
+    action_space = spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = self.length = int(self.np_random.integers(1, 20))
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        self.left -= 1
+        return np.full(2, self.left / 20), float(action == 6), self.left == 0, False, {}
+
+
+class Constant:
+    """A policy that always does the same, and remembers for how long."""
+
+    compiled = True
+
+    def init(self, seed: int) -> dict[str, Any]:
+        return {}
+
+    def initial_state(self, size: int) -> Any:
+        return np.zeros(size, np.int32)
+
+    def noise(self, generator: np.random.Generator, *leading: int) -> Any:
+        return np.zeros(leading)
+
+    def step(self, weights: dict[str, Any], observation: Any, state: Any, noise: Any) -> Any:
+        assert noise is None
+        return weights["action"] + 0 * state, state + 1
+
+
+def test_every_environment_has_its_share_of_episodes() -> None:
+    with Evaluator(Environment(Lengths), Constant(), seed=4) as evaluator:
+        weights = {"action": np.int32(1)}
+        result = evaluator(weights, 40)
+        assert evaluator(weights, 40) == result
+        assert evaluator(weights, 40, number=1) != result
+        nothing = evaluator({"action": np.int32(0)}, 40)
+    assert result.episodes == 40
+    assert result.mean_return == result.mean_length  # every step of an episode, and no other
+    assert nothing == Evaluation(0.0, 0.0, result.mean_length, 40)
+
+
+def test_a_return_to_stop_at_ends_the_run_and_the_best_is_kept(tmp_path: Path) -> None:
+    display = Recorder()
+    run = small(tmp_path / "run", steps=10_000, stop_at=5.0, display=display)
+    assert run.metrics[-1]["time/total_timesteps"] == 128
+    assert float(run.metrics[-1]["eval/mean_reward"]) >= 5
+    assert [path.name for path in (tmp_path / "run" / "best").iterdir()] == ["step_000000128"]
+    again = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True)
+    assert again.metrics == run.metrics
+    more = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True, stop_at=1e9, steps=192)
+    assert [row["time/total_timesteps"] for row in more.metrics] == [64, 128, 192]
+    (tmp_path / "other").mkdir()
+    small(tmp_path / "other", evaluate_every=None, steps=64)
+    with pytest.raises(RunError, match="has evaluate_every None, not 128"):
+        small(tmp_path / "other", resume=True)
+
+
+class Sum:
+    """Acts by the newest frame and the oldest."""
+
+    compiled = False
+
+    def initial_state(self, size: int) -> Any:
+        return ()
+
+    def step(self, weights: Any, observation: Any, state: Any, noise: Any) -> Any:
+        return observation[:, :1] * 100 + observation[:, -1:], state
+
+
+def test_acting_stacks_frames_as_training_did() -> None:
+    box = spaces.Box(-np.inf, np.inf, (6,))
+    policy: Any = Sum()
+    actor = TrainedPolicy(policy, {}, box, spaces.Box(-150, 1000, (1,)), frames=3)
+    seen = [float(actor.act(np.array([k, k + 0.5]))[0]) for k in (1, 2, 3, 4)]
+    assert seen == [101.5, 102.5, 103.5, 204.5]
+    actor.reset()
+    assert float(actor.act(np.array([-2, 0]))[0]) == -150  # clipped to what the environment takes
+
+
+def test_a_run_with_frames_acts_as_its_evaluation_does() -> None:
+    run = small(None, frame_stack=2, steps=64, evaluate_every=None)
+    environment = gymnasium.make("CartPole-v1")
+    observation, _ = environment.reset(seed=0)
+    assert run.policy.observation_space.shape == (8,)
+    assert environment.action_space.contains(run.policy.act(observation))
+    assert run.evaluate(2).episodes == 2
+
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def test_tuned_settings_are_used_and_overridden() -> None:
+    ppo = ALGORITHMS["ppo"]
+    assert configured(ppo, "CartPole-v1").epochs == tuned("ppo", "CartPole-v1")["epochs"] == 20
+    assert configured(ppo, "CartPole-v1", {"epochs": 2}).epochs == 2
+    assert configured(ppo, "CartPole-v1", ppo.config()) == ppo.config()
+    for name in ALGORITHMS:
+        for environment in tuned_environments(name):
+            configured(ALGORITHMS[name], environment)
+
+
+OWN = """
+    from dataclasses import dataclass
+    from rollstream.algos import ppo
+    from rollstream.rl.algorithm import Algorithm
+
+    @dataclass(frozen=True)
+    class Config(ppo.Config):
+        patience: int = 3
+
+    def plan(workers, config):
+        return ppo.plan(workers, config).filter(lambda report: config.patience == 4)
+
+    MINE = Algorithm("mine", Config, Config.worker, ppo.learner, plan)
+"""
+
+
+def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(textwrap.dedent(OWN))
+    config = SMALL | {"patience": 4}
+    options: dict[str, Any] = {"env": "CartPole-v1", "steps": 64, "quiet": True, "out": tmp_path / "run"}
+    rs.train(f"{file}:MINE", workers=2, config=config, **options)
+    run = rs.load(tmp_path / "run")
+    assert run.config.patience == 4
+    assert run.recipe.engine == "processes"
+    with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN'; it has MINE"):
+        algorithm(f"{file}:MIEN")
+    with pytest.raises(
+        UnknownAlgorithm, match=r"there is no file nowhere.py, which nowhere.py:MINE should be"
+    ):
+        algorithm("nowhere.py:MINE")
+
+
+class Mortal(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose first process ends in the middle of the training."""
+
+    def __init__(self, marker: str):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.marker, self.steps = Path(marker), 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 20 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_a_worker_that_dies_is_in_the_metrics_and_the_training_goes_on(tmp_path: Path) -> None:
+    display = Recorder()
+    options = {"marker": str(tmp_path / "dead")}
+    run = small(None, env=Mortal, env_options=options, workers=2, evaluate_every=None, display=display)
+    assert run.metrics[-1]["time/total_timesteps"] == 320
+    [row] = [row for row in run.metrics if "events/deaths" in row]
+    [name] = [name for name in row if name.startswith("events/worker")]
+    assert str(row[name]).endswith(": restarted")
+    assert any("SIGKILL" in note or "signal 9" in note for note in display.notes)
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+def tuples() -> Any:
+    environment = gymnasium.make("CartPole-v1")
+    environment.action_space = spaces.Tuple([spaces.Discrete(2)])
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "text"),
+    [
+        (
+            "pop",
+            {},
+            UnknownAlgorithm,
+            r"there is no algorithm 'pop' \(did you mean 'ppo'\?\); there are a2c, a3c",
+        ),
+        (
+            "ppo",
+            {"config": {"epoch": 3}},
+            SettingsError,
+            r"ppo has no option 'epoch' \(did you mean 'epochs'\?\)",
+        ),
+        ("ppo", {"config": ALGORITHMS}, SettingsError, r"ppo has no option 'a2c'"),
+        (
+            "ppo",
+            {"config": 3},
+            SettingsError,
+            r"config is a builtins.int; ppo takes a rollstream.algos.ppo.Config",
+        ),
+        ("ppo", {"config": {"minibatch_size": 7}}, rs.RollstreamError, r"set minibatch_size to a divisor of"),
+        (
+            "ppo",
+            {"env": "CartPoel-v1"},
+            UnknownEnvironment,
+            r"there is no environment 'CartPoel-v1'.*CartPole-v1",
+        ),
+        ("ppo", {"env": "envpool:Pong-v5"}, UnknownEnvironment, r"pip install 'rollstream\[envpool\]'"),
+        (
+            "ppo",
+            {"env": tuples},
+            SpaceError,
+            r"ppo cannot learn in tuples: .* acts in spaces of kind Discrete",
+        ),
+        (
+            "ppo",
+            {"env": None},
+            rs.RollstreamError,
+            r"say what to learn in and for how long: train\('ppo', env=",
+        ),
+        ("ppo", {"steps": 0}, rs.RollstreamError, r"steps=0: give a whole number, 1 or more"),
+        (
+            "ppo",
+            {"workers": 3},
+            rs.RollstreamError,
+            r"8 environments cannot be shared out evenly among 3 workers",
+        ),
+        ("ppo", {"engine": "threds"}, rs.EngineError, r"there is no engine 'threds'; choose one of: inline"),
+        (
+            "ppo",
+            {"resume": True},
+            RunError,
+            r"run is not the folder of a run: it does not exist; begin one there",
+        ),
+        ("ppo", {"resume": True, "out": None}, RunError, r"say which: out='runs/...'"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence_and_writes_nothing(
+    tmp_path: Path, name: str, options: dict[str, Any], error: type[Exception], text: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    given = {"env": "CartPole-v1", "steps": 100, "out": tmp_path / "run", "quiet": True} | options
+    with pytest.raises(error, match=text) as raised:
+        rs.train(name, **given)
+    assert isinstance(raised.value, rs.RollstreamError)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(straight: Run) -> None:
+    assert straight.path is not None
+    before = {path: path.read_bytes() for path in straight.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        RunError, match="holds a run already; go on with it by resume=True, or choose another"
+    ):
+        small(straight.path)
+    assert {path: path.read_bytes() for path in straight.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"is not the folder of a run: it has no config.json; begin one there"):
+        rs.train("ppo", out=tmp_path, resume=True)
+    with pytest.raises(RunError, match="is not the folder of a run"):
+        rs.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"config.json is damaged or of another version"):
+        rs.load(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"seed": 2}, r"has seed 1, not 2; a run goes on as it began: leave seed out"),
+        ({"env": "Acrobot-v1"}, r"has env 'CartPole-v1', not 'Acrobot-v1'"),
+        ({"config": {"epochs": 9}}, r"has config \{'epochs': 2\}, not \{'epochs': 9\}"),
+        ({"workers": 2}, r"has workers 0, not 2"),
+        ({"keep": 0}, r"keep=0: give a whole number, 1 or more"),
+        ({"name": "a2c"}, r"is one of ppo, not of a2c"),
+    ],
+)
+def test_a_run_goes_on_as_it_began(straight: Run, options: dict[str, Any], text: str) -> None:
+    assert straight.path is not None
+    name = options.pop("name", "ppo")
+    with pytest.raises(rs.RollstreamError, match=text):
+        rs.train(name, out=straight.path, resume=True, **options)
