@@ -29,6 +29,9 @@ bench: $(STAMP)
 	$(BIN)/python bench/call_latency.py
 	$(BIN)/python bench/broadcast_gather.py --passes 3
 	$(BIN)/python bench/worker_start.py
+	$(BIN)/python bench/sampling.py
+	$(BIN)/python bench/flow_vs_loop.py
+	$(BIN)/python bench/lines_of_code.py
 
 soak: $(STAMP)
 	$(BIN)/python bench/soak.py
