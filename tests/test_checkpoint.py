@@ -186,7 +186,7 @@ def _flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink])
-@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors", "weights.safetensors", "manifest.json"])
 def test_a_damaged_one_is_found_and_the_one_before_it_is_used(tmp_path: Path, name: str, damage: Any) -> None:
     save_checkpoint(tmp_path, 1, {"x": np.ones(3)})
     newest = save_checkpoint(tmp_path, 2, {"x": np.zeros(3)})

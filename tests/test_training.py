@@ -26,6 +26,7 @@ from rollstream.training.acting import TrainedPolicy
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.evaluation import Evaluation, Evaluator
 from rollstream.training.folder import RunError
+from rollstream.training.interrupts import Interrupts
 from rollstream.training.progress import RunAbout, Silent
 from rollstream.training.run import Run
 from rollstream.training.settings import SettingsError, configured
@@ -224,6 +225,22 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     assert rows(run) == rows(straight)
 
 
+def test_a_signal_after_the_last_look_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
+    """A batch that was sampled ahead is in the checkpoint."""
+    config = SMALL | {"overlap": True, "learning_rate_decay": False, "clip_range_decay": False}
+    straight = small(tmp_path / "straight", config=config)
+    small(tmp_path / "run", config=config, steps=128)
+    run = small(tmp_path / "run", config=config, resume=True)
+    assert learned(run) == learned(straight)
+    assert rows(run) == rows(straight)
+
+
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     def twice(_: dict[str, float]) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -400,7 +417,7 @@ OWN = """
         patience: int = 3
 
     def plan(workers, config):
-        return ppo.plan(workers, config).filter(lambda report: config.patience == 4)
+        return ppo.plan(workers, config).take(config.patience)
 
     MINE = Algorithm("mine", Config, Config.worker, ppo.learner, plan)
 """
@@ -410,9 +427,10 @@ def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: 
     file = tmp_path / "own.py"
     file.write_text(textwrap.dedent(OWN))
     config = SMALL | {"patience": 4}
-    options: dict[str, Any] = {"env": "CartPole-v1", "steps": 64, "quiet": True, "out": tmp_path / "run"}
+    options: dict[str, Any] = {"env": "CartPole-v1", "steps": 640, "quiet": True, "out": tmp_path / "run"}
     rs.train(f"{file}:MINE", workers=2, config=config, **options)
     run = rs.load(tmp_path / "run")
+    assert run.metrics[-1]["time/total_timesteps"] == 256  # its plan has ended by itself, and is saved
     assert run.config.patience == 4
     assert run.recipe.engine == "processes"
     with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN'; it has MINE"):

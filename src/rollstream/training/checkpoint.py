@@ -27,6 +27,7 @@ from rollstream.training.plain import packed, unpacked
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d+)")
 _PARTIAL = ".partial"
+_FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
 
 
 class CheckpointError(RollstreamError):
@@ -65,7 +66,7 @@ def save_checkpoint(
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raise, naming the file, unless every byte is as it was written."""
-    files = {name: _verified(path, name) for name in ("state.json", "arrays.safetensors")}
+    files = {name: _verified(path, name) for name in _FILES}
     state = unpacked(json.loads(files["state.json"]), load(files["arrays.safetensors"]))
     return Checkpoint(path, _manifest(path)["step"], state)
 

@@ -26,7 +26,9 @@ class Interrupts:
                 self._usual[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.received is not None and self._usual and error is None:
+            self.end()  # it came after the last look
         self._restore()
 
     def end(self) -> None:

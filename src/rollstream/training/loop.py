@@ -110,22 +110,20 @@ class Loop:
     ) -> None:
         done, elapsed = (0, 0.0) if start is None else (start.step, start.state["elapsed"])
         due = (done // self._every + 1) * self._every
-        watch = Stopwatch(done, elapsed)
-        for report in plan:
-            report = watch.timed(report)
+        watch, report = Stopwatch(done, elapsed), None
+        for given in plan:
+            report = watch.timed(given)
             self._record(report, plan, log)
-            steps, over = int(report[STEPS]), self._is_over(report)
-            best = report.get("eval/mean_reward", -math.inf) >= report.get("eval/best_mean_reward", math.inf)
-            if over or best or steps >= due or interrupts.received is not None:
-                log.sync()
-                state = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
-                self._save(plan, workers, steps, state, best=best)
-                due = (steps // self._every + 1) * self._every
-            if over:
-                return
-            if interrupts.received is not None:
-                self._say_where(steps)
-                interrupts.end()
+            if self._is_over(report) or interrupts.received is not None:
+                break
+            if _is_best(report) or report[STEPS] >= due:
+                self._save(plan, workers, report, watch, log)
+                due = (report[STEPS] // self._every + 1) * self._every
+        if report is not None:  # the loop is left, or the plan has ended by itself
+            self._save(plan, workers, report, watch, log)
+        if interrupts.received is not None:
+            self._say_where(done if report is None else int(report[STEPS]))
+            interrupts.end()
 
     def _record(self, report: Report, plan: Iter[Report], log: MetricsLog) -> None:
         statistics = plan.statistics()
@@ -151,15 +149,17 @@ class Loop:
         return evaluated is not None and stop_at is not None and evaluated >= stop_at
 
     def _save(
-        self, plan: Iter[Report], workers: Workers, steps: int, state: dict[str, Any], *, best: bool
+        self, plan: Iter[Report], workers: Workers, report: Report, watch: Stopwatch, log: MetricsLog
     ) -> None:
         if self._folder is None:
             return
-        state = {"plan": plan.state_dict(), **state}
+        log.sync()
+        state = {"plan": plan.state_dict(), "elapsed": watch.elapsed}
+        state["evaluated"] = report.get("eval/mean_reward")
         self._tell_of_environments(state["plan"]["actors"])
-        weights = workers.learner.published()
+        steps, weights = int(report[STEPS]), workers.learner.published()
         save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
-        if best:
+        if _is_best(report):
             save_checkpoint(self._folder / "best", steps, state, weights=weights, keep=1)
 
     def _tell_of_environments(self, actors: dict[str, Any]) -> None:
@@ -191,6 +191,10 @@ class Loop:
             path=self._folder,
             done=done,
         )
+
+
+def _is_best(report: Report) -> bool:
+    return "eval/mean_reward" in report and report["eval/mean_reward"] >= report["eval/best_mean_reward"]
 
 
 def _numbers(row: Row) -> dict[str, float]:
