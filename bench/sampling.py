@@ -6,7 +6,7 @@ workers (0 is one in the driver's own thread):
 
 - `gather_sync`, `gather_async`: `ParallelRollouts` through either gather, on inline or processes;
 - `lean`: plain processes that step the same vector of environments with the same kind of actions, drawn
-  beforehand; no flow, no policy, nothing recorded, nothing sent but a byte at the end of a turn;
+  beforehand; no flow, no policy, nothing recorded, nothing sent but a number at the end of a turn;
 - `bare`: the same processes with a `for` loop over Gymnasium's environments, and nothing else at all.
 
 The coin that decides on actions is fair everywhere, so episodes are equally short. Competitors take turns;
@@ -45,6 +45,8 @@ LENGTH = 250
 ITEMS = 40
 PASSES = 7
 TARGET = 0.85
+SETTLE = 0.05
+"""Seconds between turns, in which workers finish what was asked for and not waited for."""
 ITEM = ENVIRONMENTS * LENGTH
 Turn = Callable[[int], int]
 """Samples so many items with every worker: environment steps."""
@@ -96,7 +98,7 @@ def flows(count: int) -> Iterator[dict[str, Turn]]:
             return _consumed(workers, rows, items)
 
         def asynchronous(items: int) -> int:
-            return _consumed(workers, ParallelRollouts(workers).gather_async(num_async=2), items)
+            return _consumed(workers, ParallelRollouts(workers).gather_async(), items)
 
         yield {"gather_sync": sync, "gather_async": asynchronous}
 
@@ -199,6 +201,7 @@ def measure(count: int, items: int, passes: int) -> list[Figure]:
                 rate = steps / (time.perf_counter() - start)
                 if number:  # the first is to warm up
                     rates.setdefault(name, []).append(rate)
+                time.sleep(SETTLE)
     return [Figure(count, name, statistics.median(row), len(row)) for name, row in rates.items()]
 
 
