@@ -121,7 +121,7 @@ class Target(gymnasium.Env[Any, Any]):
 
 
 class Signals(gymnasium.Env[Any, Any]):
-    """Of three actions two are legal; the sign of a number and a choice together tell which one pays.
+    """Of three actions two are legal; a number and a choice together tell which one pays.
 
     An episode is twenty steps long: at random it pays 10.
     """
@@ -143,7 +143,7 @@ class Signals(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         assert action != self._forbidden, "an action that is not legal"
         legal = [one for one in range(3) if one != self._forbidden]
-        reward = float(action == legal[int(self._number[0] > 0) ^ self._choice])
+        reward = float(action == legal[int(self._number[0] + self._choice > 0.5)])
         self._step += 1
         return self._next(), reward, False, self._step == 20, self._info()
 

@@ -82,7 +82,7 @@ class LeanVector(Vector):
         self._environments = [make() for _ in range(count)]
         first = self._environments[0]
         self.action_space = first.action_space
-        self._masked = "action_mask" in first.reset(seed=0)[1]
+        self._masked = _has_mask(first.reset(seed=0)[1], first.action_space)
         self.observation_space = _with_mask(first.observation_space, first.action_space, self._masked)
         self._convert = actions_for(self.action_space)
         self._template = zeros(self.observation_space, count)
@@ -145,7 +145,7 @@ class NativeVector(Vector):
         self.count = environment.num_envs
         self._mode = AutoresetMode(environment.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.action_space = environment.single_action_space
-        self._masked = "action_mask" in environment.reset(seed=0)[1]
+        self._masked = _has_mask(environment.reset(seed=0)[1], self.action_space)
         self.observation_space = _with_mask(
             environment.single_observation_space, self.action_space, self._masked
         )
@@ -275,11 +275,15 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
     return lambda actions: actions
 
 
-def _with_mask(space: gymnasium.Space[Any], actions: gymnasium.Space[Any], masked: bool) -> Any:
+def _has_mask(info: dict[str, Any], actions: gymnasium.Space[Any]) -> bool:
+    return "action_mask" in info and isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete))
+
+
+def _with_mask(space: gymnasium.Space[Any], actions: Any, masked: bool) -> gymnasium.Space[Any]:
     if not masked:
         return space
-    size = int(actions.n) if isinstance(actions, spaces.Discrete) else actions.nvec.sum()  # type: ignore[attr-defined]
-    return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(int(size))})
+    size = int(actions.n) if isinstance(actions, spaces.Discrete) else int(actions.nvec.sum())
+    return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(size)})
 
 
 def _joined(mask: Any) -> Any:
