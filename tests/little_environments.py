@@ -57,7 +57,10 @@ class Scripted(gymnasium.Env[Any, Any]):
 
 
 class Samples(gymnasium.Env[Any, Any]):
-    """Shows samples of any space, takes actions of any space, and keeps both. Episodes last four steps."""
+    """Shows samples of any space, takes actions of any space, and keeps both.
+
+    Episodes last four steps; where the seed is odd, perhaps others.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Samples(gymnasium.Env[Any, Any]):
         action_space: spaces.Space[Any] = spaces.Discrete(2),  # noqa: B008
         masks: list[Any] | None = None,
         reward: float = 1.0,
+        odd_length: int = 4,
     ):
         self.observation_space = observation_space
         self.action_space = action_space
@@ -72,12 +76,14 @@ class Samples(gymnasium.Env[Any, Any]):
         self.taken: list[Any] = []
         self._masks = masks
         self._reward = reward
+        self._odd_length, self._length = odd_length, 4
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None:
             self.observation_space.seed(seed)
             self.seen.clear()
+            self._length = self._odd_length if seed % 2 else 4
         self._step = 0
         return self._observation()
 
@@ -90,7 +96,7 @@ class Samples(gymnasium.Env[Any, Any]):
         self.taken.append(action)
         self._step += 1
         observation, info = self._observation()
-        return observation, self._reward, False, self._step == 4, info
+        return observation, self._reward, False, self._step == self._length, info
 
     def _mask(self) -> Any:
         assert self._masks is not None

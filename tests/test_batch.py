@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollstream.rl.batch import Batch, BatchError
+from rollstream.rl.operators import ConcatBatches, SelectExperiences
 
 
 def numbered(length: int, width: int, first: int = 0) -> Batch:
@@ -106,6 +107,26 @@ def test_batches_that_cannot_be_joined_say_why() -> None:
         Batch.concatenate([numbered(2, 1), Batch(numbered(2, 1) | {"mask": np.ones((2, 1))})])
     with pytest.raises(BatchError, match="batches of 2 and 3 steps cannot be joined"):
         Batch.concatenate([numbered(2, 1), numbered(3, 1)])
+
+
+def test_batches_are_joined_until_there_are_enough_steps() -> None:
+    """Also when what waits to be joined is saved meanwhile."""
+    for pause in range(3):
+        join = ConcatBatches(min_steps=5)
+        given = []
+        for number in range(6):
+            if number == pause:
+                state = join.state_dict()
+                join = ConcatBatches(min_steps=5)
+                join.load_state_dict(state)
+            given.append(join(numbered(2, 1, first=10 * number)))
+        assert [len(batches) for batches in given] == [0, 0, 1, 0, 0, 1]
+        [joined] = given[2]
+        np.testing.assert_array_equal(joined["action"], [[0, 10, 20], [1, 11, 21]])
+
+
+def test_only_what_is_learned_from_travels() -> None:
+    assert list(SelectExperiences("action")(numbered(2, 2))) == ["action"]
 
 
 def test_some_columns() -> None:
