@@ -34,8 +34,8 @@ class Distribution(ABC):
         """What `sample` needs to be random."""
 
     @abstractmethod
-    def sample(self, outputs: Array, noise: Array) -> Array:
-        """An action."""
+    def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
+        """An action; `xp` is what computes it, JAX's numpy or numpy itself."""
 
     @abstractmethod
     def mode(self, outputs: Array) -> Array:
@@ -70,9 +70,9 @@ class Categorical(Distribution):
         """Gumbel noise: the largest logit with its noise is a draw from the distribution."""
         return generator.gumbel(size=(*leading, self.outputs)).astype(np.float32)
 
-    def sample(self, outputs: Array, noise: Array) -> Array:
+    def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The largest with its noise."""
-        return jnp.argmax(outputs + noise, axis=-1)
+        return xp.argmax(outputs + noise, axis=-1)
 
     def mode(self, outputs: Array) -> Array:
         """The largest."""
@@ -101,9 +101,10 @@ class MultiCategorical(Distribution):
         """As of one."""
         return generator.gumbel(size=(*leading, self.outputs)).astype(np.float32)
 
-    def sample(self, outputs: Array, noise: Array) -> Array:
+    def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """Each by itself."""
-        return jnp.stack([part.mode(own) for part, own in self._split(outputs + noise)], axis=-1)
+        parts = xp.split(outputs + noise, self._ends, axis=-1)
+        return xp.stack([xp.argmax(part, axis=-1) for part in parts], axis=-1)
 
     def mode(self, outputs: Array) -> Array:
         """Each by itself."""
@@ -133,10 +134,10 @@ class Gaussian(Distribution):
         """Standard normal."""
         return generator.standard_normal((*leading, self._size), np.float32)
 
-    def sample(self, outputs: Array, noise: Array) -> Array:
+    def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The mean and some of the deviation."""
-        mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return self._shaped(mean + jnp.exp(log_std) * noise)
+        mean, log_std = xp.split(outputs, 2, axis=-1)
+        return self._shaped(mean + xp.exp(log_std) * noise)
 
     def mode(self, outputs: Array) -> Array:
         """The mean."""

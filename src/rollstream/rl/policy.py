@@ -19,6 +19,7 @@ from gymnasium import spaces
 from rollstream.rl.distributions import Distribution, distribution_for
 from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import Moments, count_numbers, normalized
+from rollstream.rl.quick import Act, quick_actor
 from rollstream.rl.spaces import Observation
 
 Array = Any
@@ -110,7 +111,8 @@ class ActorCriticPolicy:
     def _fresh(self, seed: int) -> Any:
         return self._network(self.observation_space, self.distribution, np.random.default_rng(seed))
 
-    def _module(self, weights: Weights) -> Any:
+    def module(self, weights: Weights) -> Any:
+        """The network with these weights."""
         arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self._names])
         return eqx.combine(arrays, self._static)
 
@@ -133,6 +135,10 @@ class ActorCriticPolicy:
             return self.distribution.mode(outputs), state
         return self.distribution.sample(outputs, noise), state
 
+    def quick(self, count: int) -> Callable[[Weights], Act] | None:
+        """Makes, of weights, what acts as `step` does for so many observations, if the network is small."""
+        return quick_actor(self, count)
+
     # Thinking ----------------------------------------------------------------------------------
 
     def outputs(self, weights: Weights, observation: Observation) -> tuple[Array, Array]:
@@ -141,7 +147,7 @@ class ActorCriticPolicy:
         if self.normalize:
             moments = Moments.of(weights, "observation")
             observation = normalized(self.observation_space, observation, moments)
-        module = self._module(weights)
+        module = self.module(weights)
         flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[len(leading) :]), observation)
         outputs, value = jax.vmap(module)(flat)
         if isinstance(self.observation_space, spaces.Dict) and "action_mask" in self.observation_space.spaces:

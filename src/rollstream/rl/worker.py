@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -84,6 +85,9 @@ class RolloutWorker:
         self.version = -1
         compiled = jax.jit if self.policy.compiled else lambda function: function
         self._step = compiled(self.policy.step)
+        quick = getattr(self.policy, "quick", None)  # some have a faster way to act
+        self._acting: Any = quick(spec.environments) if quick is not None else None
+        self._act: Any = None
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
         self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._identity = (spec.seed, context.index, context.restarts)
@@ -111,6 +115,7 @@ class RolloutWorker:
         """Install exactly this version."""
         self.version = version
         self.weights = jax.device_put(weights, processor()) if self.policy.compiled else weights
+        self._act = self._acting(weights) if self._acting is not None else partial(self._step, self.weights)
 
     def sample(self, context: Context) -> Batch:
         """Some steps of every environment."""
@@ -129,7 +134,6 @@ class RolloutWorker:
 
     def _roll(self) -> Rollout:
         spec, vector, count, length = self.spec, self.vector, self._count, self.spec.length
-        weights = self.weights
         observations = zeros(vector.observation_space, length, count)
         reward = np.empty((length, count), np.float32)
         terminated, truncated = np.zeros((2, length, count), bool)
@@ -146,7 +150,7 @@ class RolloutWorker:
                 observations[t] = self.observation
             else:
                 put(observations, t, self.observation)
-            action, self.state = self._step(weights, self.observation, self.state, take(noise, t))
+            action, self.state = self._act(self.observation, self.state, take(noise, t))
             actions.append(np.asarray(action))
             step = vector.step(actions[t])
             self.observation = step.observation
