@@ -23,7 +23,7 @@ def check_picture(name: str, plan: flow.Iter[Any]) -> None:
 
 
 def test_the_first_flow() -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = re.search(r"## A first flow.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
     namespace: dict[str, Any] = {}
     exec(code[1], namespace)

@@ -368,18 +368,19 @@ class Engine(ABC):
         if self.interrupted:
             self.results([actor.ask(_nothing) for actor in self.actors.values()])
             return
-        sink, patience = self.sink(), PATIENCE
+        if self.ledger.idle():
+            return
+        sink = self.sink()
         self.ledger.watch(sink)
+        reminder = threading.Timer(PATIENCE, self._say_what_is_waited_for)
+        reminder.daemon = True
+        reminder.start()
         try:
             while not self.ledger.idle() and not self.ledger.failures:
-                start = time.monotonic()
-                sink.wait(patience)
-                if patience is not None:
-                    patience -= time.monotonic() - start
-                    if patience <= 0:
-                        self._say_what_is_waited_for()
-                        patience = None
+                sink.wait()
         finally:
+            reminder.cancel()
+            reminder.join()
             self.ledger.unwatch(sink)
 
     def _say_what_is_waited_for(self) -> None:
