@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -61,6 +62,7 @@ def ray_cluster() -> Iterator[None]:
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
     ray = importlib.import_module("ray")
+    on_terminate = signal.getsignal(signal.SIGTERM)
     with importlib.import_module("rollstream.engine.ray_connection").forks_of_ray():
         ray.init(
             "local",
@@ -70,6 +72,7 @@ def ray_cluster() -> Iterator[None]:
             log_to_driver=False,
             logging_level="ERROR",
         )
+    signal.signal(signal.SIGTERM, on_terminate)  # Ray has set its own, which tests of signals would meet
     yield
     ray.shutdown()
 
