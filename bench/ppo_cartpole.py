@@ -13,7 +13,7 @@ passes; figures are medians. Compare within one run, on a machine with nothing e
 Peers have an environment of their own, since they pin versions; those that are not installed are left out:
 
     python3 -m venv ~/.cache/peers
-    ~/.cache/peers/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu
+    ~/.cache/peers/bin/pip install torch        # a build for processors will do
     ~/.cache/peers/bin/pip install stable-baselines3 sbx-rl "ray[rllib]"
     python bench/ppo_cartpole.py --peer-python ~/.cache/peers/bin/python
 """
