@@ -57,7 +57,9 @@ def quick_actor(policy: ActorCriticPolicy, count: int) -> Callable[[Weights], Ac
             if mean is not None:
                 x = np.clip((x - mean) / scale, -LIMIT, LIMIT)
             for matrix, bias in hidden:
-                x = activation(x @ matrix + bias)
+                x = x @ matrix
+                x += bias
+                x = activation(x)
             outputs = x @ last + shift
             if spread is not None:
                 outputs = np.concatenate([outputs, spread], axis=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rollstream.flow import Context
 from rollstream.rl.batch import Batch
 from rollstream.rl.environment_state import UnknownState
 from rollstream.rl.environments import Environment
+from rollstream.rl.episodes import Episodes
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import Observation, put, take, zeros
 
@@ -101,9 +103,7 @@ class RolloutWorker:
         seeds = np.random.SeedSequence([*self._identity, *more, 1]).generate_state(self._count)
         self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
         self.state = self.policy.initial_state(self._count)
-        self._returns = np.zeros(self._count)
-        self._lengths = np.zeros(self._count, np.int64)
-        self._discounted = np.zeros(self._count, np.float32)
+        self._episodes = Episodes(self._count, self.spec.discount)
 
     def _forgotten(self, begun: list[int]) -> Any:
         """The policy's state, as it is at the beginning of an episode where one has begun."""
@@ -137,55 +137,36 @@ class RolloutWorker:
         observations = zeros(vector.observation_space, length, count)
         reward = np.empty((length, count), np.float32)
         terminated, truncated = np.zeros((2, length, count), bool)
-        episode_return = np.full((length, count), np.nan, np.float32)
-        episode_length = np.full((length, count), np.nan, np.float32)
-        discounted = np.empty((length, count), np.float32) if spec.discount is not None else None
         real = np.ones((length, count), bool) if vector.resets_late else None
         noise = self.policy.noise(self._generator, length, count)
         actions: list[np.ndarray[Any, Any]] = []
         final: list[tuple[int, int, Observation]] = []
-        simple = isinstance(observations, np.ndarray)
+        write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
+        read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
         for t in range(length):
-            if simple:
-                observations[t] = self.observation
-            else:
-                put(observations, t, self.observation)
-            action, self.state = self._act(self.observation, self.state, take(noise, t))
+            write(observations, t, self.observation)
+            action, self.state = self._act(self.observation, self.state, read(noise, t))
             actions.append(np.asarray(action))
             step = vector.step(actions[t])
             self.observation = step.observation
-            if self._remembers and (begun := step.begun):
-                self.state = self._forgotten(begun)
             reward[t] = step.reward
-            self._returns += step.reward
-            self._lengths += 1
             if step.real is not None and real is not None:
                 real[t] = step.real
-                self._returns[~step.real], self._lengths[~step.real] = 0, 0
-            if discounted is not None and spec.discount is not None:
-                self._discounted = self._discounted * spec.discount + step.reward
-                discounted[t] = self._discounted
-            if ended := step.ended:
+            if step.ended:
                 terminated[t], truncated[t] = step.terminated, step.truncated
-                episode_return[t, ended], episode_length[t, ended] = (
-                    self._returns[ended],
-                    self._lengths[ended],
-                )
-                self._returns[ended] = self._lengths[ended] = self._discounted[ended] = 0
                 final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
+            if self._remembers and (begun := step.begun):
+                self.state = self._forgotten(begun)
         columns = Batch(
             observation=observations,
             action=np.stack(actions),
             reward=np.sign(reward) if spec.clip_reward else reward,
             terminated=terminated,
             truncated=truncated,
-            episode_return=episode_return,
-            episode_length=episode_length,
+            **self._episodes.columns(reward, terminated | truncated, real),
         )
         if real is not None:
             columns["real"] = real
-        if discounted is not None:
-            columns["discounted_return"] = discounted
         return Rollout(columns, self.observation, final)
 
     # State -------------------------------------------------------------------------------------
@@ -201,9 +182,7 @@ class RolloutWorker:
             "reason": reason,
             "observation": self.observation,
             "memory": self.state,
-            "returns": self._returns,
-            "lengths": self._lengths,
-            "discounted": self._discounted,
+            "episodes": self._episodes.state_dict(),
             "generator": self._generator.bit_generator.state,
         }
 
@@ -215,8 +194,7 @@ class RolloutWorker:
             return
         self.vector.load_state_dict(state["environment"])
         self.observation, self.state = state["observation"], state["memory"]
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self._discounted = np.array(state["discounted"])
+        self._episodes.load_state_dict(state["episodes"])
 
     def close(self) -> None:
         """Let the environments go."""
