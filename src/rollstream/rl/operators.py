@@ -77,20 +77,11 @@ class StandardizeFields:
         return Batch(batch | changed)
 
 
-class TrainOneStep:
-    """Trains the learner on a batch, and sends the new weights to every worker."""
+class _Learning:
+    """What has the learner learn: its state is the learner's."""
 
     def __init__(self, workers: Workers):
         self.workers = workers
-
-    def __call__(self, batch: Batch, context: Context) -> Report:
-        """What is to be known of the update and of the episodes in the batch."""
-        learner, provenance = self.workers.learner, context.provenance
-        staleness = learner.version - (provenance.least("version") or 0)
-        metrics = learner.train(batch.validated(), int(provenance.total("steps")) or None)
-        self.workers.publish()
-        report = {f"train/{name}": value for name, value in metrics.items()}
-        return report | {"train/n_updates": learner.version, "weights/staleness": staleness} | episodes(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The learner's."""
@@ -100,6 +91,25 @@ class TrainOneStep:
         """The learner's; workers are told its weights."""
         self.workers.learner.load_state_dict(state)
         self.workers.publish()
+
+    def _staleness(self, context: Context) -> float:
+        """How many updates old the weights were that an item was sampled with."""
+        return self.workers.learner.version - (context.provenance.least("version") or 0)
+
+    def _report(self, metrics: Mapping[str, float], staleness: float) -> Report:
+        report = {f"train/{name}": float(value) for name, value in metrics.items()}
+        return report | {"train/n_updates": self.workers.learner.version, "weights/staleness": staleness}
+
+
+class TrainOneStep(_Learning):
+    """Trains the learner on a batch, and sends the new weights to every worker."""
+
+    def __call__(self, batch: Batch, context: Context) -> Report:
+        """What is to be known of the update and of the episodes in the batch."""
+        staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
+        metrics = self.workers.learner.train(batch.validated(), steps or None)
+        self.workers.publish()
+        return self._report(metrics, staleness) | episodes(batch)
 
 
 class ComputeGradients:
@@ -110,30 +120,16 @@ class ComputeGradients:
         return (*context.instance.compute_gradients(batch), episodes(batch))
 
 
-class ApplyGradients:
+class ApplyGradients(_Learning):
     """Takes one step by a gradient, and sends the new weights to the worker it came from."""
-
-    def __init__(self, workers: Workers):
-        self.workers = workers
 
     def __call__(self, item: tuple[Weights, dict[str, Any], Report], context: Context) -> Report:
         """What is to be known of the update."""
         gradients, metrics, seen = item
-        learner, provenance = self.workers.learner, context.provenance
-        staleness = learner.version - (provenance.least("version") or 0)
-        metrics = learner.apply(gradients, metrics, int(provenance.total("steps")))
+        staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
+        metrics = self.workers.learner.apply(gradients, metrics, steps)
         self.workers.publish(context.actors)
-        report = {f"train/{name}": float(value) for name, value in metrics.items()}
-        return report | {"train/n_updates": learner.version, "weights/staleness": staleness} | seen
-
-    def state_dict(self) -> dict[str, Any]:
-        """The learner's."""
-        return self.workers.learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The learner's; workers are told its weights."""
-        self.workers.learner.load_state_dict(state)
-        self.workers.publish()
+        return self._report(metrics, staleness) | seen
 
 
 class UpdateWeights:
