@@ -80,7 +80,7 @@ class Learner:
         progress = min(1.0, self.steps / self.total_steps)
         settings = self._settings(progress)
         noise = self._noise(np.random.default_rng([self._seed, self.version]))
-        arrays = {name: jnp.float32(value) for name, value in settings.items()}
+        arrays = {name: np.float32(value) for name, value in settings.items()}
         weights, optimizer, metrics = self._update(self.weights, self.optimizer, batch, noise, arrays)
         known = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._require_numbers(known)
@@ -94,7 +94,7 @@ class Learner:
         known = {name: float(value) for name, value in metrics.items()}
         self._require_numbers(known)
         settings = self._settings(min(1.0, self.steps / self.total_steps))
-        rate = jnp.float32(settings["learning_rate"])
+        rate = np.float32(settings["learning_rate"])
         self.weights, self.optimizer = self._apply(rate, gradients, self.optimizer, self.weights)
         self.version += 1
         self.steps += steps

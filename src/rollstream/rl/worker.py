@@ -90,6 +90,8 @@ class RolloutWorker:
         quick = getattr(self.policy, "quick", None)  # some have a faster way to act
         self._acting: Any = quick(spec.environments) if quick is not None else None
         self._act: Any = None
+        # Small weights are taken along with each call: that is quicker than to move them beforehand.
+        self._moves = self.policy.compiled and (self._acting is None or jax.default_backend() != "cpu")
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
         self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._identity = (spec.seed, context.index, context.restarts)
@@ -114,7 +116,7 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
         self.version = version
-        self.weights = jax.device_put(weights, processor()) if self.policy.compiled else weights
+        self.weights = jax.device_put(weights, processor()) if self._moves else weights
         self._act = self._acting(weights) if self._acting is not None else partial(self._step, self.weights)
 
     def sample(self, context: Context) -> Batch:
