@@ -241,9 +241,9 @@ def test_rows_that_are_no_steps_change_nothing() -> None:
         where = batch["real"] if name != "observation" else batch["real"][..., None]
         other[name] = np.where(where, batch[name], 7.0).astype(np.float32)
     learner = ppo.learner(config, task(), policy)
-    state, results = learner.optimizer, []
+    state, results = learner.state, []
     for own in (batch, other):
-        learner.weights, learner.optimizer, learner.version = weights, state, 0
+        learner.weights, learner.state, learner.version = weights, state, 0
         learner.train(own)
         results.append(learner.weights)
     for name in weights:
@@ -259,10 +259,16 @@ def test_the_mean_is_over_steps() -> None:
 
 def test_explained_variance() -> None:
     target = np.array([1.0, 2.0, 3.0, 4.0])
-    assert float(explained_variance(target, target + 5)) == 1
-    assert float(explained_variance(target, np.zeros(4))) == 0
-    assert float(explained_variance(target, -target)) == pytest.approx(-3)
-    assert np.isnan(explained_variance(np.ones(4), target))
+
+    def explained(target: np.ndarray, value: np.ndarray, **more: np.ndarray) -> float:
+        return float(explained_variance({"value_target": target, "value": value, **more}))
+
+    assert explained(target, target + 5) == 1
+    assert explained(target, np.zeros(4)) == 0
+    assert explained(target, -target) == pytest.approx(-3)
+    assert np.isnan(explained(np.ones(4), target))
+    no_step = np.append(target, 1e6)
+    assert explained(no_step, np.zeros(5), real=np.arange(5) < 4) == 0
 
 
 def test_standardized_columns_have_mean_0_and_deviation_1_over_steps() -> None:
@@ -440,7 +446,7 @@ def test_what_is_no_number_stops_the_update(algorithm: ModuleType) -> None:
             learner.train(Batch(batch | {column: broken}))
         assert learner.weights is before
         assert (learner.version, learner.steps) == (1, T * B)
-        for one, other in zip(learner.state_dict()["optimizer"], state["optimizer"], strict=True):
+        for one, other in zip(learner.state_dict()["state"], state["state"], strict=True):
             np.testing.assert_array_equal(one, other)
 
 

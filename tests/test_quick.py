@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -49,3 +51,19 @@ def test_what_is_large_or_not_plain_is_compiled() -> None:
     assert made(spaces.Discrete(2), normalize=False, hidden=(256, 256)).quick(8) is None
     parts = spaces.Dict({"position": SEEN})
     assert ActorCriticPolicy(parts, spaces.Discrete(2)).quick(1) is None
+
+
+def test_a_network_of_ones_own_is_asked_itself() -> None:
+    space = spaces.Box(-1, 1, (3,))
+
+    class Blind(eqx.Module):
+        size: int = 3
+
+        def __call__(self, observation: jax.Array) -> jax.Array:
+            return 0 * observation
+
+    def network(*arguments: Any) -> Any:
+        return eqx.tree_at(lambda own: own.encoder, actor_critic(*arguments), Blind())
+
+    assert ActorCriticPolicy(space, spaces.Discrete(2)).quick(2) is not None
+    assert ActorCriticPolicy(space, spaces.Discrete(2), network).quick(2) is None

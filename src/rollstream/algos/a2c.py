@@ -63,7 +63,7 @@ def gradients(
         trained(weights)
     )
     metrics["gradient_norm"] = optax.tree.norm(slopes)
-    metrics["explained_variance"] = explained_variance(batch["value_target"], batch["value"])
+    metrics["explained_variance"] = explained_variance(batch)
     return slopes, metrics
 
 

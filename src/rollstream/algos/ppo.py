@@ -109,7 +109,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
 
         rows = Batch({name: batch[name] for name in _LEARNED if name in batch}).flattened()
         carry, metrics = in_minibatches(step, (weights, state), rows, order)
-        metrics["explained_variance"] = explained_variance(batch["value_target"], batch["value"])
+        metrics["explained_variance"] = explained_variance(batch)
         return with_seen(carry[0], statistics_of(policy, batch)), carry[1], metrics
 
     return Learner(

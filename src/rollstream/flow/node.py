@@ -7,7 +7,7 @@ gives `None` keeps what it has and goes on from there at the next pull.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -130,6 +130,31 @@ class Source(Node):
         for _ in range(self.items):
             next(iterator)
         return iterator
+
+
+class Polled(Source):
+    """What a function gives, whenever it has something to give."""
+
+    def __init__(self, name: str, location: str, function: Callable[[], Any]):
+        super().__init__(name, location, iter(function, _NEVER))
+
+    def pull(self) -> Pulled:
+        """What there is now."""
+        packet = super().pull()
+        if packet is not None and packet is not OVER and packet[0] is None:
+            self.items -= 1
+            return None
+        return packet
+
+    def _begin(self) -> Iterator[Any]:
+        return iter(self._iterable)
+
+    def blocked(self) -> str | None:
+        """Nothing to give."""
+        return f"{self.name} ({self.location}) has nothing to give yet"
+
+
+_NEVER: Final = object()
 
 
 class Chain(Node):

@@ -9,7 +9,7 @@ from rollstream.engine import Actor, Engine
 from rollstream.flow import nested
 from rollstream.flow.checks import checked_actors, name_of, require_iterable
 from rollstream.flow.errors import PlanError, plan_line
-from rollstream.flow.node import Source
+from rollstream.flow.node import Polled, Source
 from rollstream.flow.shard import ShardPlan
 from rollstream.flow.stream import Iter, ParIter
 
@@ -39,6 +39,23 @@ def from_iterable(iterable: Iterable[T], *, name: str | None = None) -> Iter[T]:
     """A stream of whatever can be iterated. To resume, elements given before are skipped."""
     require_iterable("from_iterable", iterable)
     return Iter(Source(name or "from_iterable", plan_line(), iterable))
+
+
+def from_poll(function: Callable[[], T | None], *, name: str | None = None) -> Iter[T]:
+    """A stream of what a function gives; `None` is nothing yet, and StopIteration the end.
+
+    The function is asked whenever something else in the flow has moved. Nothing of it is saved: whatever it
+    takes from belongs to an operator that is.
+
+    >>> found = []
+    >>> def one():
+    ...     return found.pop() if found else None
+    >>> given = from_items([1, 2]).for_each(found.append)
+    >>> from rollstream import flow
+    >>> list(flow.union([given, from_poll(one).take(2)], output=[1]))
+    [1, 2]
+    """
+    return Iter(Polled(name or name_of(function, None, "from_poll"), plan_line(), function))
 
 
 def from_factories(

@@ -24,13 +24,16 @@ class Episodes:
         self._lengths = np.zeros(count)
         self._discounted = np.zeros(count, np.float32)
 
-    def columns(self, reward: Array, ended: Array, real: Array | None) -> dict[str, Array]:
+    def columns(
+        self, reward: Array, ended: Array, real: Array | None = None, learned: Array | None = None
+    ) -> dict[str, Array]:
         """What is to be known of rewards `[T, B]`: `episode_return` and `episode_length` where one ended.
 
-        Rows that are not real were no steps, and have no reward.
+        Rows that are not real were no steps, and have no reward. Discounted returns are of the rewards that
+        are learned from, where those are others.
 
         >>> reward, ended = np.array([[1.0], [2.0], [3.0]]), np.array([[False], [True], [False]])
-        >>> Episodes(1).columns(reward, ended, None)["episode_return"].ravel()
+        >>> Episodes(1).columns(reward, ended)["episode_return"].ravel()
         array([nan,  3., nan], dtype=float32)
         """
         returns = np.cumsum(reward, axis=0, dtype=np.float64) + self._returns
@@ -42,7 +45,8 @@ class Episodes:
         }
         self._returns, self._lengths = _left(returns, ended), _left(lengths, ended)
         if self._discount is not None:
-            columns["discounted_return"] = self._discounted_returns(self._discount, reward, ended)
+            counted = reward if learned is None else learned
+            columns["discounted_return"] = self._discounted_returns(self._discount, counted, ended)
         return columns
 
     def _discounted_returns(self, discount: float, reward: Array, ended: Array) -> Array:

@@ -14,8 +14,9 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.batch import Batch
+from rollstream.rl.named import TRAINED, Weights
 from rollstream.rl.normalize import with_seen
-from rollstream.rl.policy import TRAINED, Policy, Weights
+from rollstream.rl.policy import Policy
 
 Array = Any
 Metrics = dict[str, Any]
@@ -29,9 +30,9 @@ class Update(Protocol):
     """A pure function that learns from a batch; `settings` are numbers that may change while training."""
 
     def __call__(
-        self, weights: Weights, optimizer: Any, batch: Batch, noise: Any, settings: Mapping[str, Array], /
+        self, weights: Weights, state: Any, batch: Any, noise: Any, settings: Mapping[str, Array], /
     ) -> tuple[Weights, Any, Metrics]:
-        """Better weights, the optimizer's new state, and what is to be known of it."""
+        """Better weights, the new state of whatever is kept beside them, and what is to be known of it."""
         ...
 
 
@@ -41,7 +42,9 @@ class Learner:
     Args:
         policy: whose weights are learned.
         update: how, for learners that are given batches; compiled here.
-        optimizer: whose state is kept between updates.
+        optimizer: whose state is kept between updates; applies gradients that are computed elsewhere.
+        begin: makes, of the first weights, what else is kept between updates instead: target networks,
+            critics, several optimizers.
         noise: draws what is random in an update; with numpy, since sorting in XLA takes a fifth of an update.
         settings: the update's settings, given how much of the training is done (0 to 1).
         seed: of the first weights and of whatever is random in updates.
@@ -54,14 +57,16 @@ class Learner:
         update: Update | None,
         optimizer: optax.GradientTransformation,
         *,
-        noise: Callable[[np.random.Generator], Any] = lambda _: (),
+        begin: Callable[[Weights], Any] | None = None,
+        noise: Callable[[np.random.Generator], Any] | None = None,
         settings: Callable[[float], dict[str, float]] = lambda _: {},
         seed: int = 0,
         total_steps: int = 1,
     ):
         self.policy = policy
         self.weights = policy.init(seed)
-        self.optimizer = optimizer.init(trained(self.weights))
+        self.state = (begin or optimizer.init)(trained(self.weights))
+        """What is kept beside the weights from update to update: the optimizer's state, at least."""
         self.version = 0
         """How often the weights have changed."""
         self.steps = 0
@@ -79,12 +84,14 @@ class Learner:
         assert self._update is not None, "this learner is given gradients, not batches"
         progress = min(1.0, self.steps / self.total_steps)
         settings = self._settings(progress)
-        noise = self._noise(np.random.default_rng([self._seed, self.version]))
+        noise: Any = ()
+        if self._noise is not None:
+            noise = self._noise(np.random.default_rng([self._seed, self.version, 0, 4]))
         arrays = {name: np.float32(value) for name, value in settings.items()}
-        weights, optimizer, metrics = self._update(self.weights, self.optimizer, batch, noise, arrays)
+        weights, state, metrics = self._update(self.weights, self.state, batch, noise, arrays)
         known = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._require_numbers(known)
-        self.weights, self.optimizer = weights, optimizer
+        self.weights, self.state = weights, state
         self.version += 1
         self.steps += batch.steps if steps is None else steps
         return known | settings
@@ -95,7 +102,7 @@ class Learner:
         self._require_numbers(known)
         settings = self._settings(min(1.0, self.steps / self.total_steps))
         rate = np.float32(settings["learning_rate"])
-        self.weights, self.optimizer = self._apply(rate, gradients, self.optimizer, self.weights)
+        self.weights, self.state = self._apply(rate, gradients, self.state, self.weights)
         self.version += 1
         self.steps += steps
         return known | settings
@@ -116,11 +123,10 @@ class Learner:
         return jax.tree.map(np.asarray, self.weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, the optimizer's state, counters."""
-        optimizer = [np.asarray(leaf) for leaf in jax.tree.leaves(self.optimizer)]
+        """Weights, what is kept beside them, counters."""
         return {
             "weights": self.published(),
-            "optimizer": optimizer,
+            "state": [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)],
             "version": self.version,
             "steps": self.steps,
         }
@@ -138,8 +144,8 @@ class Learner:
                 f"not {expected.get(odd[0], 'expected at all')}"
             )
         self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
-        structure = jax.tree.structure(self.optimizer)
-        self.optimizer = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["optimizer"]])
+        structure = jax.tree.structure(self.state)
+        self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
 
 

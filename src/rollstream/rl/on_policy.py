@@ -115,7 +115,8 @@ def mean_of(values: Array, rows: Any) -> Array:
     return jnp.sum(values * rows["real"]) / jnp.maximum(1, jnp.sum(rows["real"]))
 
 
-def explained_variance(target: Array, value: Array) -> Array:
-    """How much of the variance of the targets the values explain: 1 is all, 0 none."""
-    variance = jnp.var(target)
-    return jnp.where(variance > 0, 1 - jnp.var(target - value) / variance, jnp.nan)
+def explained_variance(batch: Any) -> Array:
+    """How much of the variance of the targets the values explain, over steps: 1 is all, 0 none."""
+    target, value, real = batch["value_target"], batch["value"], batch.get("real")
+    variance = jnp.var(target, where=real)
+    return jnp.where(variance > 0, 1 - jnp.var(target - value, where=real) / variance, jnp.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,13 +93,14 @@ class _Learning:
         self.workers.learner.load_state_dict(state)
         self.workers.publish()
 
-    def _staleness(self, context: Context) -> float:
-        """How many updates old the weights were that an item was sampled with."""
-        return self.workers.learner.version - (context.provenance.least("version") or 0)
+    def _staleness(self, context: Context) -> Report:
+        """How many updates old the weights were that an item was sampled with, where that is known."""
+        version = context.provenance.least("version")
+        return {} if version is None else {"weights/staleness": self.workers.learner.version - version}
 
-    def _report(self, metrics: Mapping[str, float], staleness: float) -> Report:
+    def _report(self, metrics: Mapping[str, float]) -> Report:
         report = {f"train/{name}": float(value) for name, value in metrics.items()}
-        return report | {"train/n_updates": self.workers.learner.version, "weights/staleness": staleness}
+        return report | {"train/n_updates": self.workers.learner.version}
 
 
 class TrainOneStep(_Learning):
@@ -109,7 +111,7 @@ class TrainOneStep(_Learning):
         staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
         metrics = self.workers.learner.train(batch.validated(), steps or None)
         self.workers.publish()
-        return self._report(metrics, staleness) | episodes(batch)
+        return self._report(metrics) | staleness | episodes(batch)
 
 
 class ComputeGradients:
@@ -129,7 +131,7 @@ class ApplyGradients(_Learning):
         staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
         metrics = self.workers.learner.apply(gradients, metrics, steps)
         self.workers.publish(context.actors)
-        return self._report(metrics, staleness) | seen
+        return self._report(metrics) | staleness | seen
 
 
 class UpdateWeights:
@@ -154,7 +156,7 @@ def episodes(batch: Batch) -> dict[str, Any]:
 def ReportMetrics(  # noqa: N802
     stream: Iter[Report], workers: Workers, every: int = 1, name: str = "ReportMetrics"
 ) -> Iter[Report]:
-    """Reports with running counts and the mean of the last episodes; one for every so many updates.
+    """Reports with running counts and the mean of the last episodes; one for every so many items with steps.
 
     One comes with the last step of the whole training, too, so that it can end there.
     """
@@ -169,21 +171,27 @@ class _Reporter:
         self._every = every
         self._steps = self._iterations = self._waiting = self._episodes = 0
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, list[float]] = {}
+        """Of every quantity: the sum, how many there were, the latest."""
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
-        before = self._steps
-        self._steps += int(context.provenance.total("steps"))
-        ended = np.asarray(report.pop("episodes", np.empty((0, 2))))
-        self._window.extend((float(one), float(length)) for one, length in ended)
-        self._episodes += len(ended)
-        self._waiting += 1
+        before, steps = self._steps, int(context.provenance.total("steps"))
+        self._steps += steps
+        if (ended := report.pop("episodes", None)) is not None and len(ended):
+            self._window.extend((float(one), float(length)) for one, length in ended)
+            self._episodes += len(ended)
         for key, value in report.items():
-            self._sums[key] = self._sums.get(key, 0.0) + value
-        if self._waiting < self._every and not before < self._total <= self._steps:
+            if math.isnan(value):
+                continue
+            total, count, _ = self._sums.get(key, (0.0, 0, 0.0))
+            self._sums[key] = [total + value, count + 1, value]
+        self._waiting += steps > 0
+        if not steps or (self._waiting < self._every and not before < self._total <= self._steps):
             return []
-        means = {key: value / self._waiting for key, value in self._sums.items()}
-        means |= {key: report[key] for key in _LATEST if key in report}
+        means = {
+            key: latest if key in _LATEST else total / count
+            for key, (total, count, latest) in self._sums.items()
+        }
         self._waiting, self._sums = 0, {}
         self._iterations += 1
         if self._window:
@@ -197,7 +205,8 @@ class _Reporter:
 
     def state_dict(self) -> dict[str, Any]:
         counts = [self._steps, self._iterations, self._waiting, self._episodes]
-        return {"counts": counts, "window": [list(one) for one in self._window], "sums": self._sums}
+        sums = {name: list(own) for name, own in self._sums.items()}
+        return {"counts": counts, "window": [list(one) for one in self._window], "sums": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._steps, self._iterations, self._waiting, self._episodes = state["counts"]
@@ -205,4 +214,4 @@ class _Reporter:
         self._sums = dict(state["sums"])
 
 
-_LATEST = ("train/n_updates", "train/learning_rate")
+_LATEST = frozenset({"train/n_updates", "train/learning_rate", "train/epsilon"})

@@ -17,20 +17,17 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.distributions import Distribution, distribution_for
+from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import Moments, count_numbers, normalized
 from rollstream.rl.quick import Act, quick_actor
 from rollstream.rl.spaces import Observation
 
 Array = Any
-Weights: TypeAlias = dict[str, Any]
-"""Arrays by name: they travel, are saved and are told apart by it."""
 State: TypeAlias = Any
 """What a recurrent policy remembers, `[B, ...]`; `()` for others."""
 Network: TypeAlias = Callable[[gymnasium.Space[Any], Distribution, np.random.Generator], eqx.Module]
 """Makes a module that turns one observation into a distribution's outputs and a value."""
-TRAINED = "network"
-"""How the names of weights begin that gradients change; the others are statistics."""
 
 
 class Policy(Protocol):
@@ -93,28 +90,16 @@ class ActorCriticPolicy:
         self.distribution = distribution_for(action_space)
         self.normalize = normalize and count_numbers(observation_space) > 0
         self._statistics = statistics or {}
-        self._network = network
-        arrays, self._static = eqx.partition(self._fresh(0), _is_array)
-        named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
-        self._names = [TRAINED + jax.tree_util.keystr(path) for path, _ in named]
+        self.named = Named(lambda random: network(observation_space, self.distribution, random))
 
     # Weights -----------------------------------------------------------------------------------
 
     def init(self, seed: int) -> Weights:
         """Fresh weights, and empty statistics."""
-        arrays = jax.tree.leaves(eqx.filter(self._fresh(seed), _is_array))
-        weights: Weights = dict(zip(self._names, arrays, strict=True)) | self._statistics
+        weights = self.named.init(seed) | self._statistics
         if self.normalize:
             weights |= Moments.empty(count_numbers(self.observation_space)).named("observation")
         return weights
-
-    def _fresh(self, seed: int) -> Any:
-        return self._network(self.observation_space, self.distribution, np.random.default_rng(seed))
-
-    def module(self, weights: Weights) -> Any:
-        """The network with these weights."""
-        arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self._names])
-        return eqx.combine(arrays, self._static)
 
     # Acting ------------------------------------------------------------------------------------
 
@@ -143,16 +128,13 @@ class ActorCriticPolicy:
 
     def outputs(self, weights: Weights, observation: Observation) -> tuple[Array, Array]:
         """The distribution's outputs and the value, for observations with any leading axes."""
-        leading = _leading(self.observation_space, observation)
         if self.normalize:
             moments = Moments.of(weights, "observation")
             observation = normalized(self.observation_space, observation, moments)
-        module = self.module(weights)
-        flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[len(leading) :]), observation)
-        outputs, value = jax.vmap(module)(flat)
-        if isinstance(self.observation_space, spaces.Dict) and "action_mask" in self.observation_space.spaces:
-            outputs = self.distribution.masked(outputs, flat["action_mask"])
-        return outputs.reshape(*leading, -1), value.reshape(leading)
+        outputs, value = applied(self.named.module(weights), self.observation_space, observation)
+        if has_mask(self.observation_space):
+            outputs = self.distribution.masked(outputs, observation["action_mask"])
+        return outputs, value
 
     def evaluate(self, weights: Weights, observation: Observation, action: Array) -> Evaluation:
         """How likely actions were, how undecided the policy is, how good things are."""
@@ -165,8 +147,19 @@ class ActorCriticPolicy:
         return self.outputs(weights, observation)[1]
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (np.ndarray, jax.Array))
+def has_mask(space: gymnasium.Space[Any]) -> bool:
+    """Whether observations come with a mask of the actions that are legal."""
+    return isinstance(space, spaces.Dict) and "action_mask" in space.spaces
+
+
+def applied(module: Any, space: gymnasium.Space[Any], observation: Observation, *more: Array) -> Any:
+    """What a module for one observation gives for observations, and more arrays, with any leading axes."""
+    leading = _leading(space, observation)
+    if len(leading) == 1:
+        return jax.vmap(module)(observation, *more)
+    count = len(leading)
+    flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[count:]), (observation, *more))
+    return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), jax.vmap(module)(*flat))
 
 
 def _leading(space: gymnasium.Space[Any], observation: Observation) -> tuple[int, ...]:

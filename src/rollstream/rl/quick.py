@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.spaces import Box
 
-from rollstream.rl.networks import ActorCritic
+from rollstream.rl.networks import MLP, ActorCritic, Dense, Encoder
 from rollstream.rl.normalize import LIMIT, Moments
 from rollstream.rl.spaces import is_image
 
@@ -31,20 +32,55 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def quick_layers(
+    space: Space[Any], body: MLP, head: Dense, sizes: Weights, count: int
+) -> Callable[[Weights], Callable[[Array], Array]] | None:
+    """Makes, of weights, what computes these layers for so many observations; `None` if they are large.
+
+    Body and head hold names of weights where their arrays would be.
+    """
+    layers = [*body.layers, head]
+    if not isinstance(space, Box) or is_image(space):
+        return None
+    if max(sizes[layer.weight].size for layer in layers) * count > SMALL:
+        return None
+    activation = ACTIVATIONS[body.activation]
+
+    def under(weights: Weights) -> Callable[[Array], Array]:
+        numbers = [(np.asarray(weights[own.weight]).T, np.asarray(weights[own.bias])) for own in layers]
+        if count > 1:  # one row is as quick without, and weights may be there for one step only
+            numbers = [(np.ascontiguousarray(matrix), bias) for matrix, bias in numbers]
+        *hidden, (last, shift) = numbers
+
+        def outputs(x: Array) -> Array:
+            for matrix, bias in hidden:
+                x = x @ matrix
+                x += bias
+                x = activation(x)
+            return x @ last + shift
+
+        return outputs
+
+    return under
+
+
+def is_usual(network: Any, kind: type) -> bool:
+    """Whether a network is of just this kind, over the usual encoder: one's own may compute anything."""
+    return type(network) is kind and type(network.encoder) is Encoder
+
+
 def quick_actor(policy: ActorCriticPolicy, count: int) -> Callable[[Weights], Act] | None:
     """Makes, of weights, what acts as `policy.step` does for so many observations; `None` if it is large."""
-    weights, space = policy.init(0), policy.observation_space
-    network = policy.module({name: name for name in weights})  # the names where the arrays would be
-    if not isinstance(network, ActorCritic) or not isinstance(space, Box) or is_image(space):
+    network = policy.named.template()
+    if not is_usual(network, ActorCritic) or type(network.actor) is not MLP:
         return None
-    layers = [*network.actor.layers, network.actor_head]
-    if max(weights[layer.weight].size for layer in layers) * count > SMALL:
+    made = quick_layers(policy.observation_space, network.actor, network.actor_head, policy.init(0), count)
+    if made is None:
         return None
-    activation, distribution = ACTIVATIONS[network.actor.activation], policy.distribution
+    distribution = policy.distribution
 
     def under(weights: Weights) -> Act:
-        numbers = [(np.asarray(weights[own.weight]).T, np.asarray(weights[own.bias])) for own in layers]
-        *hidden, (last, shift) = [(np.ascontiguousarray(matrix), bias) for matrix, bias in numbers]
+        compute = made(weights)
         spread = mean = scale = None
         if network.log_std is not None:
             spread = np.tile(np.asarray(weights[network.log_std]), (count, 1))
@@ -56,11 +92,7 @@ def quick_actor(policy: ActorCriticPolicy, count: int) -> Callable[[Weights], Ac
             x = observation.reshape(count, -1)
             if mean is not None:
                 x = np.clip((x - mean) / scale, -LIMIT, LIMIT)
-            for matrix, bias in hidden:
-                x = x @ matrix
-                x += bias
-                x = activation(x)
-            outputs = x @ last + shift
+            outputs = compute(x)
             if spread is not None:
                 outputs = np.concatenate([outputs, spread], axis=-1)
             return distribution.sample(outputs, noise, np), state

@@ -95,7 +95,7 @@ class RolloutWorker:
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
         self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._identity = (spec.seed, context.index, context.restarts)
-        self._generator = np.random.default_rng(self._identity)
+        self._generator = np.random.default_rng([*self._identity, 5])
         self._count = spec.environments
         self._begin()
         self._remembers = bool(jax.tree.leaves(self.state))
@@ -159,13 +159,14 @@ class RolloutWorker:
                 final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
             if self._remembers and (begun := step.begun):
                 self.state = self._forgotten(begun)
+        learned = np.sign(reward) if spec.clip_reward else reward
         columns = Batch(
             observation=observations,
             action=np.stack(actions),
-            reward=np.sign(reward) if spec.clip_reward else reward,
+            reward=learned,
             terminated=terminated,
             truncated=truncated,
-            **self._episodes.columns(reward, terminated | truncated, real),
+            **self._episodes.columns(reward, terminated | truncated, real, learned),
         )
         if real is not None:
             columns["real"] = real

@@ -64,7 +64,7 @@ class TrainedPolicy:
             isinstance(observation_space, spaces.Dict) and "action_mask" in observation_space.spaces
         )
         self._convert = actions_for(action_space)
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._placed = placed(policy, weights)
         self._step = jax.jit(policy.step) if policy.compiled else policy.step
         self._likeliest = likeliest(policy)
