@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from little_environments import ENDINGS, Samples, Scripted, sampled, worker_of
 
 from rollstream.rl.actor_critic import with_advantages
-from rollstream.rl.environment_state import UnknownState, load_environment_state, saved_environment_state
+from rollstream.rl.environment_state import UnknownState, load_environments, saved_environments
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.networks import Encoder, encoded
 from rollstream.rl.policy import ActorCriticPolicy
@@ -676,11 +676,11 @@ def test_a_restored_environment_has_the_same_future(name: str) -> None:
     actions = [space.sample() for _ in range(120)]
     environment.reset(seed=1)
     future(environment, actions, 25)
-    state = through_json(saved_environment_state(environment))
+    state = through_json(saved_environments([environment]))
     expected = future(environment, actions[25:], 90)
     fresh.reset(seed=77)
     future(fresh, actions, 3)
-    load_environment_state(fresh, state)
+    load_environments([fresh], state)
     assert future(fresh, actions[25:], 90) == expected
 
 
@@ -691,7 +691,7 @@ def test_physics_that_cannot_be_saved_is_named() -> None:
         environment = Environment("LunarLander-v3").one()
     environment.reset(seed=0)
     with pytest.raises(UnknownState, match=r"LunarLander\.world is of type Box2D\."):
-        saved_environment_state(environment)
+        saved_environments([environment])
     environment.close()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rollstream.rl.environment_state import load_environment_state, saved_environment_state
+from rollstream.rl.environment_state import load_environments, saved_environments
 from rollstream.rl.spaces import Observation, put, take, zeros
 
 
@@ -124,12 +124,11 @@ class LeanVector(Vector):
 
     def state_dict(self) -> dict[str, Any]:
         """Of each environment."""
-        return {"environments": [saved_environment_state(one) for one in self._environments]}
+        return {"environments": saved_environments(self._environments)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of each environment."""
-        for environment, own in zip(self._environments, state["environments"], strict=True):
-            load_environment_state(environment, own)
+        load_environments(self._environments, state["environments"])
 
     def close(self) -> None:
         """Each of them."""
@@ -205,11 +204,12 @@ class NativeVector(Vector):
 
     def state_dict(self) -> dict[str, Any]:
         """Of all at once."""
-        return {"environment": saved_environment_state(self._environment), "ended": self._ended}
+        [own] = saved_environments([self._environment])
+        return {"environment": own, "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of all at once."""
-        load_environment_state(self._environment, state["environment"])
+        load_environments([self._environment], [state["environment"]])
         self._ended = np.asarray(state["ended"], bool)
 
     def close(self) -> None:
