@@ -1,0 +1,90 @@
+"""A table together with who writes to it and what it is sampled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollstream.replay.table import Sample, Table
+from rollstream.replay.writer import Cut, Writer
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What happened in some streams, as it travels to where it is remembered: arguments of `Writer.write`."""
+
+    columns: Mapping[str, Any]
+    last: Any
+    final: Sequence[tuple[int, int, Any]]
+    streams: Array
+    real: Array | None = None
+    priorities: Array | None = None
+    begins: bool = False
+    """Whether the streams begin anew with it."""
+    steps: int = 0
+    """Environment steps there have been in all, with these."""
+
+
+class Buffer:
+    """Remembers chunks and gives samples, once there is enough to sample from.
+
+    Args:
+        table: where.
+        cut: which steps become an item.
+        batch_size: items of a sample.
+        seed: of what is random in samples.
+    """
+
+    def __init__(self, table: Table, cut: Cut, *, batch_size: int, seed: int = 0):
+        self.table = table
+        self.batch_size = batch_size
+        self.steps = 0
+        """Environment steps there have been in all, as far as is known here."""
+        self._writer = Writer(table, cut)
+        self._generator = np.random.default_rng([seed, 0, 0, 7])
+
+    def store(self, chunk: Chunk) -> int:
+        """Remember it; how many items came of it."""
+        if chunk.begins:
+            self._writer.forget(chunk.streams)
+        keys = self._writer.write(
+            chunk.columns,
+            chunk.last,
+            chunk.final,
+            real=chunk.real,
+            streams=chunk.streams,
+            priorities=chunk.priorities,
+        )
+        self.steps = max(self.steps, chunk.steps)
+        return len(keys)
+
+    def sample(self) -> Sample | None:
+        """Items drawn at random; `None` while there may be none."""
+        if not self.table.may_sample(self.batch_size):
+            return None
+        return self.table.sample(self.batch_size, self._generator)
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        """How surprising items were."""
+        self.table.update(keys, priorities)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered, and where samples are."""
+        return {
+            "table": self.table.state_dict(),
+            "writer": self._writer.state_dict(),
+            "generator": self._generator.bit_generator.state,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.table.load_state_dict(state["table"])
+        self._writer.load_state_dict(state["writer"])
+        self._generator.bit_generator.state = state["generator"]
+        self.steps = int(state["steps"])

@@ -1,0 +1,486 @@
+"""Steps and items come out of experience as they should, however it is spread over writes."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollstream.replay import (
+    Column,
+    Cut,
+    Episodes,
+    Field,
+    Fifo,
+    InsertRefused,
+    MinSize,
+    ReplayError,
+    Sample,
+    SampleToInsertRatio,
+    Sequences,
+    SignatureError,
+    Table,
+    Transitions,
+    Uniform,
+    Writer,
+    signature_of,
+)
+
+LENGTH, STACK = 3, 3
+SIGNATURE = {
+    "observation": Column((), np.int64),
+    "action": Column((2,), np.float32),
+    "reward": Column((), np.float64),
+    "terminated": Column((), np.bool_),
+}
+FIELDS = {
+    "observation": Field("observation", "first", stack=STACK),
+    "action": Field("action", "first"),
+    "reward": Field("reward", "steps"),
+    "seen": Field("observation", "steps"),
+    "terminated": Field("terminated", "steps"),
+    "next_observation": Field("observation", "last", stack=STACK),
+}
+CUTS: dict[str, Cut] = {
+    "1 step": Transitions(1),
+    "2 steps": Transitions(2),
+    "3 steps": Transitions(3),
+    "sequences": Sequences(3),
+    "overlapping": Sequences(3, stride=1),
+    "overlapping by one": Sequences(3, stride=2),
+    "apart": Sequences(2, stride=4),
+    "episodes": Episodes(LENGTH),
+}
+
+
+def make_table(max_size: int = 1000, **options: Any) -> Table:
+    """Gives all its items when it is asked for as many as there are."""
+    settings: dict[str, Any] = {
+        "length": LENGTH,
+        "sampler": Fifo(),
+        "remover": Fifo(),
+        "max_times_sampled": 1,
+    }
+    return Table(SIGNATURE, FIELDS, max_size=max_size, limiter=MinSize(1), rows=4, **{**settings, **options})
+
+
+def items_of(table: Table) -> Sample:
+    return table.sample(table.size, np.random.default_rng(0))
+
+
+def code(stream: int, episode: int, age: int) -> int:
+    """An observation: no two are the same."""
+    return 1 + age + 100 * episode + 10_000 * stream
+
+
+@dataclass
+class Experience:
+    """What happened, as a worker tells it, and as it was."""
+
+    columns: dict[str, Any]
+    last: Any
+    final: list[tuple[int, int, Any]]
+    real: Any
+    told: list[tuple[int, int, int, int, bool]]
+    """Of each step in order: time, stream, episode, age, and whether the episode ended with it."""
+
+    def between(self, start: int, stop: int) -> dict[str, Any]:
+        """A part of it, as arguments to write."""
+        following = [*self.columns["observation"], self.last]
+        return {
+            "columns": {name: column[start:stop] for name, column in self.columns.items()},
+            "last": following[stop],
+            "final": [(t - start, b, seen) for t, b, seen in self.final if start <= t < stop],
+            "real": None if self.real is None else self.real[start:stop],
+        }
+
+
+def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Experience:
+    """What happens with episodes that end where they are told to, `[T, B]`: 1 terminated, 2 truncated.
+
+    With `late` the step after an end is none, and shows the final observation.
+    """
+    ends = np.array(ends)
+    shape = ends.shape
+    observation, real = np.zeros(shape, np.int64), np.ones(shape, bool)
+    terminated, truncated = np.zeros((2, *shape), bool)
+    last = np.zeros(shape[1], np.int64)
+    final, told = [], []
+    for b in range(shape[1]):
+        episode, age, over = 0, 0, False
+        for t in range(shape[0]):
+            observation[t, b] = code(b, episode, age)
+            if over:
+                real[t, b] = over = False
+                episode, age = episode + 1, 0
+                continue
+            ended = bool(ends[t, b])
+            told.append((t, b, episode, age, ended))
+            terminated[t, b], truncated[t, b] = ends[t, b] == 1, ends[t, b] == 2
+            age += 1
+            if ended and late:
+                over = True
+            elif ended:
+                if truncated[t, b] or tells_all:
+                    final.append((t, b, np.int64(code(b, episode, age))))
+                episode, age = episode + 1, 0
+        last[b] = code(b, episode, age)
+    columns = {
+        "observation": observation,
+        "action": np.stack([observation, -observation], axis=-1).astype(np.float32),
+        "reward": observation * 0.5,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
+    return Experience(columns, last, final, real if late else None, sorted(told))
+
+
+def expected(cut: Cut, told: list[tuple[int, int, int, int, bool]]) -> list[tuple[int, int, int, int]]:
+    """The windows, worked out one step at a time: stream, episode, first age, length."""
+    windows = []
+    for _, stream, episode, age, ended in told:
+        if isinstance(cut, Transitions):
+            if age + 1 >= cut.length:
+                windows.append((stream, episode, age + 1 - cut.length, cut.length))
+            if ended:
+                starts = range(max(0, age + 2 - cut.length), age + 1)
+                windows += [(stream, episode, start, age + 1 - start) for start in starts]
+        else:
+            assert isinstance(cut, Sequences)
+            start = 0
+            while start + cut.length <= age:  # complete before this step
+                start += cut.stride
+            if start + cut.length == age + 1:
+                windows.append((stream, episode, start, cut.length))
+            elif ended and start <= age:
+                windows.append((stream, episode, start, age + 1 - start))
+    return windows
+
+
+def stacked(stream: int, episode: int, age: int) -> list[int]:
+    """What a stack of frames shows."""
+    return [code(stream, episode, max(0, age - back)) for back in range(STACK - 1, -1, -1)]
+
+
+def assert_items(sample: Sample, windows: list[tuple[int, int, int, int]], ends: set[Any]) -> None:
+    """The items are these; what is not bootstrapped from may be anything."""
+    assert sample.lengths.tolist() == [length for *_, length in windows]
+    for i, (stream, episode, age, length) in enumerate(windows):
+        codes = [code(stream, episode, age + step) for step in range(length)]
+        padding = [0] * (LENGTH - length)
+        columns = {name: column[i].tolist() for name, column in sample.columns.items()}
+        assert columns["observation"] == stacked(stream, episode, age)
+        assert columns["action"] == [codes[0], -codes[0]]
+        assert columns["seen"] == codes + padding
+        assert columns["reward"] == [0.5 * seen for seen in codes] + padding
+        following = stacked(stream, episode, age + length)
+        if columns["terminated"][length - 1] and (stream, episode) not in ends:
+            assert columns["next_observation"][:-1] == following[:-1]
+        else:
+            assert columns["next_observation"] == following
+
+
+def assert_references(table: Table, writer: Writer) -> None:
+    """Counted one by one: what items and streams refer to, and that all else is free."""
+    steps = table.steps
+    counts: dict[int, int] = {}
+    state = table.state_dict()
+    for first, last in zip(state["first"].tolist(), state["last"].tolist(), strict=True):
+        rows = [last]
+        while rows[-1] != first:
+            rows.append(int(steps.previous[rows[-1]]))
+        for _ in range(table.stack - 1):
+            rows.append(int(steps.previous[rows[-1]]))
+        for row in rows:
+            counts[row] = counts.get(row, 0) + 1
+    state = writer.state_dict()
+    for stream, held in enumerate(state["held"].tolist()):
+        rows = state["history"][::-1, stream][:held].tolist()
+        assert len(rows) == held
+        for row, before in pairwise(rows):
+            assert steps.previous[row] == before
+        for row in rows:
+            counts[row] = counts.get(row, 0) + 1
+    in_use = {row: int(steps.references[row]) for row in np.flatnonzero(steps.references)}
+    assert in_use == counts
+    assert steps.in_use == len(counts)
+    free = steps.allocate(steps.capacity - len(counts))
+    assert sorted([*free.tolist(), *counts]) == list(range(steps.capacity))
+    steps.release(free)
+
+
+streams = st.integers(1, 3)
+ways = st.sampled_from(["same step", "same step, some finals", "next step"])
+
+
+@st.composite
+def experiences(draw: st.DrawFn) -> Experience:
+    shape = draw(st.integers(1, 12)), draw(streams)
+    ends = draw(
+        st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
+    )
+    way = draw(ways)
+    return experience(
+        np.reshape(ends, shape), late=way == "next step", tells_all=way != "same step, some finals"
+    )
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@given(happened=experiences(), data=st.data())
+@settings(max_examples=60)
+def test_items_are_the_windows_of_episodes_in_any_chunks(
+    cut: Cut, happened: Experience, data: st.DataObject
+) -> None:
+    """Rows are shared, counted and freed as they should be after every write."""
+    total = len(happened.columns["reward"])
+    chops = data.draw(st.sets(st.integers(1, total - 1)) if total > 1 else st.just(set()))
+    table = make_table()
+    writer = Writer(table, cut)
+    saved_at = data.draw(st.sampled_from([0, *chops]))
+    for start, stop in zip([0, *sorted(chops)], [*sorted(chops), total], strict=True):
+        if start == saved_at:
+            table, writer = reloaded(table, writer)
+        writer.write(**happened.between(start, stop))
+        assert_references(table, writer)
+    windows = expected(cut, happened.told)
+    told_ends = {(b, int(seen) // 100 % 100) for _, b, seen in happened.final}
+    if happened.real is not None:
+        told_ends = {(b, episode) for _, b, episode, _, _ in happened.told}
+    assert table.size == len(windows)
+    assert table.info().episodes == len({window[:2] for window in windows})
+    if windows:
+        assert_items(items_of(table), windows, told_ends)
+    assert_references(table, writer)
+    assert table.steps.in_use == writer.state_dict()["held"].sum(), "only what streams need is left"
+
+
+def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
+    fresh = make_table(table.max_size)
+    fresh.load_state_dict(table.state_dict())
+    resumed = Writer(fresh, writer.cut)
+    resumed.load_state_dict(writer.state_dict())
+    return fresh, resumed
+
+
+@given(happened=experiences(), max_size=st.integers(1, 4), cut=st.sampled_from(list(CUTS.values())))
+@settings(max_examples=60)
+def test_rows_of_items_that_went_are_free(happened: Experience, max_size: int, cut: Cut) -> None:
+    """Also of those that came and went within one write."""
+    table = make_table(max_size)
+    writer = Writer(table, cut)
+    for _ in range(3):
+        writer.write(**happened.between(0, len(happened.columns["reward"])))
+        assert_references(table, writer)
+        assert table.steps.capacity <= 100, "rows are used again"
+    table.delete(table.state_dict()["keys"])
+    assert_references(table, writer)
+    assert table.steps.in_use == writer.state_dict()["held"].sum(), "only what streams need is left"
+
+
+def test_streams_begin_when_they_are_told_to() -> None:
+    """A window does not reach over the gap, and nothing is left of what was under way."""
+    table = make_table()
+    writer = Writer(table, Transitions(2))
+    part = experience(np.zeros((2, 2)))
+    writer.write(**part.between(0, 2))
+    writer.begin([1], np.array([777]))
+    assert_references(table, writer)
+    other = experience(np.zeros((2, 2)))
+    other.columns["observation"][:, 0] += 2
+    other.last[0] += 2
+    writer.write(**other.between(0, 2))
+    assert_references(table, writer)
+    sample = items_of(table)
+    assert sample.columns["observation"][:, -1].tolist() == [1, 10_001, 2, 3, 777]
+    assert sample.columns["observation"][-1].tolist() == [777] * 3
+    writer.begin([0, 1], np.array([1, 2]))
+    assert table.steps.in_use == 2
+
+
+def test_streams_may_be_written_in_turns_and_in_any_order() -> None:
+    """Each goes on where it was."""
+    whole, parts = make_table(), make_table()
+    happened = experience([[0, 2, 0], [0, 0, 1], [2, 0, 0], [0, 0, 2]])
+    Writer(whole, Transitions(2)).write(**happened.between(0, 4))
+    writer = Writer(parts, Transitions(2))
+    for start in (0, 2):
+        for chosen in ([2, 0], [1]):
+            part = happened.between(start, start + 2)
+            writer.write(
+                {name: column[:, chosen] for name, column in part["columns"].items()},
+                part["last"][chosen],
+                [(t, chosen.index(b), seen) for t, b, seen in part["final"] if b in chosen],
+                streams=chosen,
+            )
+    one, other = items_of(whole), items_of(parts)
+    orders = [np.lexsort((s.lengths, s.columns["observation"][:, -1])) for s in (one, other)]
+    for name in FIELDS:
+        np.testing.assert_array_equal(one.columns[name][orders[0]], other.columns[name][orders[1]])
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Shows the number of the step, and ends after some."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+    count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.start, self.count = self.count + 1, self.count + 1
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._seen(), 1.0, False, self.count >= self.start + 5, {}
+
+    def _seen(self) -> Any:
+        return np.array([self.count, 255 - self.count], np.uint8)
+
+
+def test_stacks_are_those_of_gymnasium() -> None:
+    """What a policy behind `FrameStackObservation` has seen is what comes out, from frames stored once."""
+    stacking = gymnasium.wrappers.FrameStackObservation(Counting(), 4, padding_type="reset")
+    plain = Counting()
+    signature = {"observation": Column((2,), np.uint8)}
+    fields = {
+        "observation": Field("observation", "first", stack=4),
+        "next_observation": Field("observation", "last", stack=4),
+    }
+    table = Table(
+        signature,
+        fields,
+        max_size=100,
+        sampler=Fifo(),
+        remover=Fifo(),
+        limiter=MinSize(1),
+        max_times_sampled=1,
+    )
+    writer = Writer(table, Transitions(1))
+    seen: list[tuple[Any, Any]] = []
+    frame, stack = plain.reset()[0], stacking.reset()[0]
+    for _ in range(23):
+        next_frame, _, _, truncated, _ = plain.step(0)
+        next_stack = stacking.step(0)[0]
+        seen.append((stack, next_stack))
+        columns = {
+            "observation": frame[None, None],
+            "terminated": np.zeros((1, 1), bool),
+            "truncated": np.full((1, 1), truncated),
+        }
+        final = [(0, 0, next_frame)] if truncated else []
+        frame, stack = (plain.reset()[0], stacking.reset()[0]) if truncated else (next_frame, next_stack)
+        writer.write(columns, frame[None], final)
+    sample = items_of(table)
+    np.testing.assert_array_equal(sample.columns["observation"], [before for before, _ in seen])
+    np.testing.assert_array_equal(sample.columns["next_observation"], [after for _, after in seen])
+
+
+def test_every_step_is_stored_once() -> None:
+    """Windows that overlap and stacks take no more rows."""
+    table = make_table()
+    Writer(table, Sequences(3, stride=1)).write(**experience(np.zeros((100, 4))).between(0, 100))
+    assert table.size == 4 * 98
+    assert table.info().rows == 4 * 101
+
+
+def test_observations_may_be_dicts_of_arrays() -> None:
+    columns = {
+        "observation": {"where": np.arange(6.0).reshape(3, 2, 1), "what": (np.ones((3, 2), np.int8),)},
+        "terminated": np.array([[False, False], [True, False], [False, False]]),
+        "truncated": np.zeros((3, 2), bool),
+    }
+    signature = signature_of(columns)
+    assert list(signature) == ["observation/where", "observation/what/0", "terminated", "truncated"]
+    fields = {"where": Field("observation/where"), "next": Field("observation/where", "last")}
+    table = Table(
+        signature, fields, max_size=9, sampler=Fifo(), remover=Fifo(), limiter=MinSize(1), max_times_sampled=1
+    )
+    last = {"where": np.array([[6.0], [7.0]]), "what": (np.ones(2, np.int8),)}
+    final = [(1, 0, {"where": np.array([44.0]), "what": (np.int8(3),)})]
+    Writer(table, Transitions(1)).write(columns, last, final)
+    sample = items_of(table)
+    assert sample.columns["where"].ravel().tolist() == [0, 1, 2, 3, 4, 5]
+    assert sample.columns["next"].ravel().tolist() == [2, 3, 44, 5, 6, 7]
+
+
+def test_priorities_come_with_the_last_step_or_are_the_largest_so_far() -> None:
+    table = make_table(sampler=Uniform(), max_times_sampled=0)
+    writer = Writer(table, Transitions(2))
+    happened = experience([[0], [0], [2], [0], [0]])
+    writer.write(**happened.between(0, 3), priorities=np.array([[1.0], [2.0], [3.0]]))
+    assert table.state_dict()["priorities"].tolist() == [2, 3, 3]
+    table.update(table.state_dict()["keys"][:1], np.array([7.0]))
+    writer.write(**happened.between(3, 5))
+    assert table.state_dict()["priorities"].tolist() == [7, 3, 3, 7]
+
+
+def test_a_write_that_is_refused_changes_nothing() -> None:
+    table = Table(
+        SIGNATURE,
+        FIELDS,
+        max_size=100,
+        length=LENGTH,
+        sampler=Uniform(),
+        remover=Fifo(),
+        limiter=SampleToInsertRatio(1, min_size=1, buffer=3),
+    )
+    writer = Writer(table, Transitions(2))
+    happened = experience([[0], [0], [1], [0], [2], [0]], tells_all=False)
+    writer.write(**happened.between(0, 3))
+    before = str(table.state_dict()), str(writer.state_dict())
+    with pytest.raises(
+        InsertRefused, match="2 inserts are not allowed after 3 inserts, 0 samples and 0 deletes"
+    ):
+        writer.write(**happened.between(3, 6))
+    assert (str(table.state_dict()), str(writer.state_dict())) == before
+    table.sample(3, np.random.default_rng(0))
+    assert len(writer.write(**happened.between(3, 6))) == 2
+    assert_references(table, writer)
+
+
+def test_what_cannot_be_written_is_named() -> None:
+    writer = Writer(make_table(), Transitions(1))
+    good = experience(np.zeros((2, 1))).between(0, 2)
+
+    def written(changes: dict[str, Any], **more: Any) -> None:
+        columns = {**good["columns"], **changes}
+        columns = {name: column for name, column in columns.items() if column is not None}
+        writer.write(**{**good, "columns": columns, **more})
+
+    with pytest.raises(SignatureError, match="column 'reward' is missing; there are observation, action"):
+        written({"reward": None})
+    with pytest.raises(SignatureError, match="the table has no column value; it has observation, action"):
+        written({"value": np.zeros((2, 1))})
+    with pytest.raises(SignatureError, match=r"'reward' is float32\[2, 1\] and has to be float64\[2, 1\]"):
+        written({"reward": np.zeros((2, 1), np.float32)})
+    with pytest.raises(
+        SignatureError, match=r"'action' is float32\[2, 1, 3\] and has to be float32\[2, 1, 2\]"
+    ):
+        written({"action": np.zeros((2, 1, 3), np.float32)})
+    with pytest.raises(SignatureError, match=r"'observation' is int64\[2\] and has to be int64\[1\]"):
+        written({}, last=np.zeros(2, np.int64))
+    with pytest.raises(ReplayError, match="have 'terminated' and 'truncated'"):
+        written({"truncated": None})
+    with pytest.raises(ReplayError, match=r"are \[T, B\], not \[2\] and \[2, 1\]"):
+        written({"terminated": np.zeros(2, bool)})
+    with pytest.raises(ReplayError, match="1 streams; there are 2 numbers"):
+        written({}, streams=[0, 1])
+    with pytest.raises(ReplayError, match=r"real is \[1, 1\]"):
+        written({}, real=np.ones((1, 1), bool))
+    with pytest.raises(ReplayError, match="final observation of step 1 in stream 0, which ended nothing"):
+        written({}, final=[(1, 0, np.int64(3))])
+    with pytest.raises(ReplayError, match=r"windows of 5 steps do not fit .* make it with length=5"):
+        Writer(make_table(), Sequences(5))
+    only: Any = {"sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1)}
+    blind = Table({"reward": Column((), np.float32)}, {}, max_size=1, **only)
+    with pytest.raises(ReplayError, match="has a column 'observation', and this has reward"):
+        Writer(blind, Transitions(1))
+    with pytest.raises(ReplayError, match="at least 1 step, not 0"):
+        Transitions(0)
+    with pytest.raises(ReplayError, match="both have to be at least 1"):
+        Sequences(3, stride=0)
+    assert writer.write(**experience(np.zeros((0, 1))).between(0, 0)).size == 0
