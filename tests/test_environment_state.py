@@ -195,7 +195,7 @@ def test_parts_of_one_array_that_do_not_overlap_are_saved() -> None:
 class LateRows(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Episodes of two and of three steps, each begun anew in the step after its end."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata: ClassVar[Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self) -> None:
         self.num_envs = 2

@@ -21,9 +21,10 @@ from rollstream.rl.environment_state import UnknownState, load_environments, sav
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.networks import Encoder, encoded
 from rollstream.rl.policy import ActorCriticPolicy
-from rollstream.rl.spaces import SpaceError, take
+from rollstream.rl.spaces import SpaceError, is_image, take
 from rollstream.rl.vector import FrameStack, LeanVector, NativeVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
+from rollstream.training.acting import TrainedPolicy
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 MODES = {
@@ -529,9 +530,65 @@ def test_stacked_frames_are_of_one_episode(way: str) -> None:
     vector.close()
 
 
-def test_only_arrays_of_numbers_can_be_stacked() -> None:
-    with pytest.raises(UnknownEnvironment, match="only Box observations can be stacked, and those of"):
-        Environment(lambda: Samples(spaces.Discrete(2)), frame_stack=2).make(1)
+IMAGES = {
+    "channels last": ((10, 11, 3), (10, 11, 9), 2),
+    "channels first": ((3, 10, 11), (9, 10, 11), 0),
+    "grey": ((10, 11), (10, 11, 3), 2),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_stacked_images_are_images_of_more_channels(kind: str) -> None:
+    shape, stacked, axis = IMAGES[kind]
+    made: list[Samples] = []
+
+    def make() -> Samples:
+        made.append(Samples(spaces.Box(0, 255, shape, np.uint8)))
+        return made[-1]
+
+    def joined(images: list[Any]) -> Any:
+        return np.stack(images, axis) if kind == "grey" else np.concatenate(images, axis)
+
+    vector = Environment(make, frame_stack=3).make(1)
+    assert is_image(vector.observation_space)
+    assert vector.observation_space.shape == stacked
+    policy: Any = Frames()
+    acting = TrainedPolicy(policy, {}, vector.observation_space, spaces.Discrete(2), frames=3)
+    observation = vector.reset([0])
+    [environment] = made
+    for _ in range(3):
+        np.testing.assert_array_equal(observation[0], joined(newest_of(environment.seen, 3)))
+        acting.act(environment.seen[-1])
+        np.testing.assert_array_equal(policy.seen, observation)
+        observation = vector.step(np.zeros(1, int)).observation
+    end = vector.step(np.zeros(1, int))
+    np.testing.assert_array_equal(end.final[0][1], joined(environment.seen[2:5]))
+    np.testing.assert_array_equal(end.observation[0], joined(environment.seen[5:] * 3))
+
+
+class Frames:
+    """Keeps what it is shown."""
+
+    compiled = False
+
+    def initial_state(self, size: int) -> Any:
+        return ()
+
+    def step(self, weights: Any, observation: Any, state: Any, noise: Any) -> Any:
+        self.seen = observation
+        return np.zeros(1, int), state
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.Box(-1, 1, ())])
+def test_only_arrays_of_numbers_can_be_stacked(space: Any) -> None:
+    with pytest.raises(UnknownEnvironment, match="only arrays of a Box can be stacked, and those of"):
+        Environment(lambda: Samples(space), frame_stack=2).make(1)
+
+
+def test_more_frames_than_an_image_has_rows_are_refused() -> None:
+    make = partial(Samples, spaces.Box(0, 255, (10, 11, 3), np.uint8))
+    with pytest.raises(SpaceError, match=r"images of shape \(10, 11, 3\) have more channels .*; stack fewer"):
+        Environment(make, frame_stack=4).make(1)
 
 
 def test_clipped_rewards_are_learned_from_and_true_returns_recorded() -> None:

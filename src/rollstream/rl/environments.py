@@ -56,9 +56,9 @@ class Environment:
         vector = self._vector(count)
         require_observations(vector.observation_space)
         if self.frame_stack > 1:
-            if not isinstance(vector.observation_space, spaces.Box):
+            if not isinstance(vector.observation_space, spaces.Box) or not vector.observation_space.shape:
                 raise UnknownEnvironment(
-                    f"frame_stack={self.frame_stack}: only Box observations can be stacked, and those of "
+                    f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
                     f"{self.name} are {vector.observation_space}"
                 )
             vector = FrameStack(vector, self.frame_stack)

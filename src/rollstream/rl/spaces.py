@@ -47,6 +47,15 @@ def is_image(space: Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """The axis of an image's channels, counted from the end: the last, or the first if it is shorter.
+
+    >>> channel_axis((84, 84, 3)), channel_axis((4, 84, 84)), channel_axis((7,))
+    (-1, -3, -1)
+    """
+    return -3 if len(shape) == 3 and shape[0] < shape[2] else -1
+
+
 def leaves(space: Space[Any], path: str = "") -> list[tuple[str, Space[Any]]]:
     """The parts of a space that are arrays, with their names; a mask of legal actions is not looked at."""
     if isinstance(space, spaces.Dict):

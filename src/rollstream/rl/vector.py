@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rollstream.rl.environment_state import load_environments, saved_environments
-from rollstream.rl.spaces import Observation, put, take, zeros
+from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, take, zeros
 
 
 class Transition(NamedTuple):
@@ -218,7 +218,7 @@ class NativeVector(Vector):
 
 
 class FrameStack(Vector):
-    """Shows the last few observations as one, along their last axis."""
+    """Shows the last few observations as one: along the channels of images, the last axis of others."""
 
     def __init__(self, inner: Vector, frames: int):
         self._inner = inner
@@ -226,26 +226,42 @@ class FrameStack(Vector):
         self.count, self.action_space, self.resets_late = inner.count, inner.action_space, inner.resets_late
         space = inner.observation_space
         assert isinstance(space, spaces.Box)
-        low, high = (np.concatenate([bound] * frames, axis=-1) for bound in (space.low, space.high))
+        grey = len(space.shape) == 2 and space.dtype == np.uint8
+        self._shape = (*space.shape, 1) if grey else space.shape
+        self._axis = channel_axis(self._shape)
+        low, high = (self._joined([own.reshape(self._shape)] * frames) for own in (space.low, space.high))
+        if channel_axis(low.shape) != self._axis:
+            raise SpaceError(
+                f"frame_stack={frames}: so many images of shape {self._shape} have more channels than rows, "
+                f"and would be read the wrong way; stack fewer"
+            )
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
         self._stack = zeros(self.observation_space, self.count)
-        self._width = space.shape[-1]
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """The first observation, several times."""
-        self._stack = np.concatenate([self._inner.reset(seeds)] * self._frames, axis=-1)
+        self._stack = self._joined([self._framed(self._inner.reset(seeds))] * self._frames)
         return self._stack
 
     def step(self, actions: np.ndarray[Any, Any]) -> Transition:
         """One more, and the oldest goes."""
         step = self._inner.step(actions)
-        older = self._stack[..., self._width :]
-        final = [(index, np.concatenate([older[index], last], axis=-1)) for index, last in step.final]
-        stack = np.concatenate([older, step.observation], axis=-1)
+        newest = self._framed(step.observation)
+        _, older = np.split(self._stack, [self._shape[self._axis]], self._axis)
+        final = [
+            (index, self._joined([older[index], last.reshape(self._shape)])) for index, last in step.final
+        ]
+        stack = self._joined([older, newest])
         if begun := step.begun:
-            stack[begun] = np.concatenate([step.observation[begun]] * self._frames, axis=-1)
+            stack[begun] = self._joined([newest[begun]] * self._frames)
         self._stack = stack
         return step._replace(observation=stack, final=final)
+
+    def _framed(self, observation: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return observation.reshape(self.count, *self._shape)
+
+    def _joined(self, frames: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        return np.concatenate(frames, axis=self._axis)
 
     def state_dict(self) -> dict[str, Any]:
         """Also what is shown."""

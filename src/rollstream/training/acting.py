@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.policy import Policy, State, Weights
-from rollstream.rl.spaces import Observation, put, zeros
+from rollstream.rl.spaces import Observation, channel_axis, put, zeros
 from rollstream.rl.vector import actions_for
 from rollstream.rl.worker import processor
 
@@ -95,11 +95,15 @@ class TrainedPolicy:
     def _stacked(self, observation: Observation) -> Observation:
         if self._frames == 1:
             return observation
-        new = np.asarray(observation)
+        shape = list(self.observation_space.shape or ())
+        axis = channel_axis(tuple(shape))
+        shape[axis] //= self._frames
+        new = np.asarray(observation).reshape(shape)
         if self._stack is None:
-            self._stack = np.concatenate([new] * self._frames, axis=-1)
+            self._stack = np.concatenate([new] * self._frames, axis)
         else:
-            self._stack = np.concatenate([self._stack[..., new.shape[-1] :], new], axis=-1)
+            _, older = np.split(self._stack, [shape[axis]], axis)
+            self._stack = np.concatenate([older, new], axis)
         return self._stack
 
     def _with_mask(self, observation: Any, mask: Any) -> Observation:
