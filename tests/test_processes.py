@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -491,6 +492,26 @@ def test_a_thread_that_an_actor_left_behind_does_not_keep_it(capfd: pytest.Captu
     with ProcessesEngine() as engine:
         engine.spawn(Threaded)
     assert "Threaded has ended and left a thread running: forgotten" in capfd.readouterr().err
+
+
+class Terminated(Echo):
+    def terminate(self) -> list[int]:
+        """SIGTERM to this process, to a fork of it and to a program: how the others ended."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        forked = os.fork()
+        if not forked:
+            signal.pause()
+        program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        for pid in (forked, program.pid):
+            os.kill(pid, signal.SIGTERM)
+        return [os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), program.wait()]
+
+
+def test_sigterm_is_for_the_driver_and_not_for_its_actors(engine: ProcessesEngine) -> None:
+    """It goes to a whole group of processes, where `timeout` or a scheduler sends it."""
+    [actor] = engine.spawn(Terminated)
+    assert actor.call("terminate").result() == [-signal.SIGTERM, -signal.SIGTERM]
+    assert actor.call("same", 1).result() == 1
 
 
 class Forking(Echo):

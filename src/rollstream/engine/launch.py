@@ -25,6 +25,8 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "NPROC",  # XLA's thread pool: its results depend on it for wide layers
 )
+DRIVERS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+"""What a person, or whoever runs the program, tells the driver: an actor's process is not to see it."""
 _LINES = 20
 _LINE = 1000
 
@@ -61,7 +63,7 @@ class Process:
         path = [os.path.abspath(entry) for entry in sys.path]
         environment = {**os.environ, **variables, "ROLLSTREAM_PATH": json.dumps(path)}
         arguments = [name, life, theirs.fileno(), their_fds.fileno(), watched, pool]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is not to see Ctrl-C
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)  # until it has its handlers
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *map(str, arguments)],

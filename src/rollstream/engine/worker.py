@@ -21,6 +21,7 @@ from rollstream.engine.actor import Message, perform
 from rollstream.engine.channel import Channel
 from rollstream.engine.errors import EngineError
 from rollstream.engine.future import Deferred, Future, Sink
+from rollstream.engine.launch import DRIVERS_SIGNALS
 from rollstream.engine.memory import Arena, Block, room_for
 from rollstream.engine.outpost import Outpost
 from rollstream.engine.wire import (
@@ -265,8 +266,9 @@ def main() -> None:
     """Run the actor that the parent process speaks of."""
     name, life, control, fds, lifeline, pool = sys.argv[1], *map(int, sys.argv[2:])
     del sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends its actors
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, see launch.py
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends its actors,
+    signal.signal(signal.SIGTERM, _leave_to_driver)  # and so is SIGTERM, which goes to a whole group, too
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVERS_SIGNALS)  # blocked until here
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -274,8 +276,18 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=control), socket.socket(fileno=fds), {})
     outpost = ProcessOutpost(name, f"{name}#{life}", channel, pool)
     os.register_at_fork(after_in_child=outpost.close_fork)
+    os.register_at_fork(after_in_child=_end_by_sigterm)
     outpost.run()
     _leave_threads(name)
+
+
+def _leave_to_driver(_: int, __: object) -> None:
+    """Not ignored, which programs that an actor starts would inherit: they could not be terminated."""
+
+
+def _end_by_sigterm() -> None:
+    """A fork of an actor's process is ended as any other process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _leave_threads(name: str) -> None:
