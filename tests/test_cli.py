@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli import main
+from rollstream.training.display import Lines
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")
@@ -99,26 +102,30 @@ def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
     first, *_, last = told.splitlines()
     assert first == "ppo on CartPole-v1 · inline · seed 1 · 512 steps"
     assert "512 steps 100%" in told
-    assert "300, rounded up to whole batches" in told
+    assert "300 steps are rounded up to whole batches: 512" in told
     assert "the bottleneck was" in told
     assert "Saved in runs/tiny" in told
     assert last == "See how good it is: rollstream evaluate runs/tiny"
     assert "\x1b" not in told
 
 
-def test_ctrl_c_stops_and_resume_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_and_resume_goes_on(
+    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000"]
     with subprocess.Popen(
         [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        assert "256 steps" in lines[1]
-        process.send_signal(signal.SIGINT)
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert "256 steps" in lines[2]
+        process.send_signal(number)
         told, complaints = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert complaints == f"rollstream: stopped; go on with: rollstream train ppo --resume --out {out}\n"
+    assert "stopping after this iteration" in told
     assert "all saved in" in told
     before = (out / "metrics.jsonl").read_text().splitlines()
     done = json.loads(before[-1])["time/total_timesteps"]
@@ -127,6 +134,36 @@ def test_ctrl_c_stops_and_resume_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     assert after[:-1] == before
     assert json.loads(after[-1])["time/total_timesteps"] == done + 256
     assert capsys.readouterr().out == ""
+
+
+def test_a_signal_after_the_last_step_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Lines, "report", lambda *_: signal.raise_signal(signal.SIGTERM))
+    main(["train", "ppo", *TINY, "--steps", "200", "--out", str(tmp_path / "run")])
+    assert capsys.readouterr().out.endswith(f"rollstream evaluate {tmp_path / 'run'}\n")
+
+
+def test_a_damaged_checkpoint_is_a_plain_note(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "runs" / "tiny", tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step_000000512" / "state.json").unlink()
+    done = rollstream("evaluate", "run", "--episodes", "1", cwd=tmp_path)
+    assert done.returncode == 0
+    damaged = "run/checkpoints/step_000000512 is damaged: state.json is missing"
+    assert done.stderr == f"rollstream: checkpoint {damaged}; step_000000256 is used instead\n"
+
+
+def test_what_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl")
+
+    assert fails("train", "ppo", *TINY, "--steps", "1", "--out", "/proc/nowhere") == 2
+    assert "/proc/nowhere cannot be written: No such file or directory; choose" in capsys.readouterr().err
+    monkeypatch.setattr("rollstream.training.train", full, raising=False)
+    assert fails("train", "ppo", *TINY, "--steps", "1", "--out", str(tmp_path / "run")) == 1
+    assert capsys.readouterr().err == "rollstream: run/metrics.jsonl: No space left on device\n"
 
 
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +279,7 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
             "in update",
         ),
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
-        ("evaluate nowhere", "nowhere is not the folder of a run"),
+        ("evaluate nowhere", "nowhere is not the folder of a run: it is not there; give the folder"),
         ("graph pop", "did you mean 'ppo'?"),
     ],
 )

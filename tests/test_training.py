@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
+from rollstream.training import checkpoint
 from rollstream.training.acting import TrainedPolicy
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.evaluation import Evaluation, Evaluator
@@ -92,7 +95,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, display: Recorder) -> Run
 
 def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, display: Recorder) -> None:
     assert straight.metrics[-1]["time/total_timesteps"] == 320
-    assert display.notes == ["trained 320 steps: 300, rounded up to whole batches"]
+    assert display.notes == ["300 steps are rounded up to whole batches: 320"]
     assert display.about == RunAbout("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
     assert display.finished == [straight]
@@ -214,8 +217,11 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     if number == signal.SIGTERM:
         assert raised.value.args == (143,)
     assert signal.getsignal(number) is before
-    assert display.notes == [f"interrupted after 192 steps, all saved in {tmp_path / 'run'}"]
+    _, stopping, where = display.notes
+    assert "stopping after this iteration" in stopping  # said at once
+    assert where == f"interrupted after 192 steps, all saved in {tmp_path / 'run'}"
     assert display.finished == [None]
+    assert (tmp_path / "run" / "curve.png").exists()
     assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
     display = Recorder()
     run = rs.train("ppo", out=tmp_path / "run", resume=True, display=display)
@@ -226,9 +232,53 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
 
 
 def test_a_signal_after_the_last_look_is_not_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), Interrupts():
+    with pytest.raises(KeyboardInterrupt), Interrupts(Recorder().note):
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sigterm_after_the_last_step_ends_a_whole_run(tmp_path: Path) -> None:
+    def at_the_end(report: dict[str, float]) -> None:
+        if report["time/iterations"] == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    display = Recorder(at_the_end)
+    with pytest.raises(SystemExit):
+        small(tmp_path / "run", display=display)
+    assert not any("interrupted" in note for note in display.notes)
+    assert (tmp_path / "run" / "curve.png").exists()
+    assert rs.load(tmp_path / "run").is_over
+
+
+TERMINATED = """
+    import os, signal, sys
+    import rollstream as rs
+    from rollstream.training.progress import Silent
+
+    class Terminate(Silent):
+        def report(self, report, statistics):
+            if report["time/iterations"] == 3:
+                os.killpg(0, signal.SIGTERM)
+                os.killpg(0, signal.SIGTERM)  # as `timeout` does
+            assert not statistics.events
+
+    if __name__ == "__main__":
+        rs.train("ppo", env="CartPole-v1", seed=1, out="run", display=Terminate(), steps=300, workers=2,
+                 checkpoint_every=64, evaluate_every=128, evaluate_episodes=3, config=eval(sys.argv[1]))
+"""
+
+
+def test_sigterm_of_the_whole_group_leaves_workers_alone(tmp_path: Path) -> None:
+    (tmp_path / "terminated.py").write_text(textwrap.dedent(TERMINATED))
+    command = [sys.executable, "terminated.py", repr(SMALL)]
+    ended = subprocess.run(
+        command, cwd=tmp_path, timeout=110, start_new_session=True, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
+    run = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True, engine="threads")
+    assert not any("events/deaths" in row for row in run.metrics)
+    assert learned(rs.load(tmp_path / "run")) == learned(small(None, workers=2, engine="threads"))
 
 
 def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
@@ -254,6 +304,17 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         rs.load(tmp_path / "run")
 
 
+def test_a_run_without_a_checkpoint_begins_anew_and_that_is_said(straight: Run, tmp_path: Path) -> None:
+    small(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    display = Recorder()
+    run = rs.train("ppo", out=tmp_path / "run", resume=True, display=display)
+    assert display.notes[1:] == [
+        f"the run in {tmp_path / 'run'} has no checkpoint: it begins anew, and replaces 5 rows of metrics"
+    ]
+    assert learned(run) == learned(straight)
+
+
 def test_a_run_that_is_over_stays_as_it_is(straight: Run) -> None:
     assert straight.path is not None
     display = Recorder()
@@ -267,7 +328,7 @@ def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(straight: Run,
     small(tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step_000000320" / "arrays.safetensors"
     os.truncate(newest, 1000)
-    with pytest.warns(UserWarning, match=r"step_000000320 is damaged: .* the one before it is used"):
+    with pytest.warns(UserWarning, match=r"step_000000320 is damaged: .*; step_000000256 is used"):
         run = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True)
     assert learned(run) == learned(straight)
     assert rows(run) == rows(straight)
@@ -285,7 +346,7 @@ def test_environments_that_cannot_be_saved_are_mentioned_once_and_begin_anew(tmp
     display = Recorder()
     options: dict[str, Any] = {"env": Stubborn, "evaluate_every": None}
     small(tmp_path / "run", display=display, **options)
-    [first, _] = display.notes
+    [_, first] = display.notes
     assert "the state of these environments cannot be saved (Stubborn.engine is of type builtins" in first
     results = []
     for name in ("one", "other"):
@@ -534,7 +595,7 @@ def tuples() -> Any:
             "ppo",
             {"resume": True},
             RunError,
-            r"run is not the folder of a run: it does not exist; begin one there",
+            r"run is not the folder of a run: it is not there; begin one there without resume",
         ),
         ("ppo", {"resume": True, "out": None}, RunError, r"say which: out='runs/...'"),
     ],
@@ -561,12 +622,55 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(straight: Run) -> None:
     assert {path: path.read_bytes() for path in straight.path.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_got_nowhere_is_overwritten(straight: Run, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert straight.path is not None
+    shutil.copy(straight.path / "config.json", tmp_path)
+    assert learned(small(tmp_path)) == learned(straight)
+
+
+@pytest.mark.parametrize("out", ["/proc/nowhere/run", "/dev/null/run"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_built(out: str) -> None:
+    with pytest.raises(RunError, match=rf"{out} cannot be written: .*; choose another folder") as raised:
+        small(Path(out), env=no_environment)
+    assert "\n" not in str(raised.value)
+
+
+def no_environment() -> Any:
+    raise AssertionError("made too early")
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(
+    straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        if "step_000000192" in str(path) and path.name == "arrays.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(path, data)
+
+    written = checkpoint._written
+    monkeypatch.setattr(checkpoint, "_written", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*step_000000192'"):
+        small(tmp_path / "run")
+    monkeypatch.undo()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step_000000064", "step_000000128"]
+    assert learned(rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True)) == learned(straight)
+
+
+def test_no_episodes_are_no_evaluation(straight: Run) -> None:
+    with pytest.raises(rs.RollstreamError, match="episodes=0: give a whole number, 1 or more"):
+        straight.evaluate(0)
+
+
 def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match=r"is not the folder of a run: it has no config.json; begin one there"):
         rs.train("ppo", out=tmp_path, resume=True)
-    with pytest.raises(RunError, match="is not the folder of a run"):
+    with pytest.raises(RunError, match=r"has no config.json; give the folder that a training was written to"):
         rs.load(tmp_path)
+    with pytest.raises(RunError, match=r"notes.txt is not the folder of a run: it is a file"):
+        rs.load(tmp_path / "notes.txt")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config.json is damaged or of another version"):
         rs.load(tmp_path)

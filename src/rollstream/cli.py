@@ -11,8 +11,10 @@ import os
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, Union
 
@@ -83,7 +85,7 @@ class Train(Generic[C]):
 
     def run(self, args: Sequence[str]) -> None:
         """Train, and say how to go on."""
-        from rollstream.training import train
+        from rollstream.training import load, train
 
         if self.resume and self.out is None:
             raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
@@ -96,14 +98,17 @@ class Train(Generic[C]):
         algorithm = options.pop("algorithm")
         options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
+        out = options["out"]
         try:
-            run = train(algorithm, **options)
-        except KeyboardInterrupt:
-            saved = any((options["out"] / "checkpoints").glob("*"))
-            command = f"rollstream train {algorithm} --resume --out {options['out']}"
-            _exit(f"stopped; go on with: {command}" if saved else "stopped before anything was saved", 130)
+            train(algorithm, **options)
+        except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C, or SIGTERM
+            if not any((out / "checkpoints").glob("*")):
+                _exit("stopped before anything was saved", _code(stopped))
+            if not load(out).is_over:
+                command = f"rollstream train {algorithm} --resume --out {out}"
+                _exit(f"stopped; go on with: {command}", _code(stopped))
         if not self.quiet:
-            print(f"See how good it is: rollstream evaluate {run.path}")
+            print(f"See how good it is: rollstream evaluate {out}")
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,7 @@ class Evaluate:
             names = ("mean_return", "std_return", "episodes", "mean_length")
             print(json.dumps({name: getattr(result, name) for name in names}))
         else:
-            print(
-                f"mean return {result.mean_return:,.1f} ± {result.std_return:,.1f} over {result.episodes} "
-                f"episodes, {result.mean_length:,.1f} steps long on average"
-            )
+            print(result)
 
 
 @dataclass(frozen=True)
@@ -214,17 +216,38 @@ _COMMANDS: dict[str, Any] = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Do what the arguments say, and exit: 0 if it went well, 2 if it cannot, 130 after Ctrl-C."""
+    """Do what the arguments say, and exit.
+
+    The code is 0 if it went well, 1 if a file cannot be read or written, 2 if what was asked for cannot be
+    done, 130 after Ctrl-C and 143 after SIGTERM.
+    """
     args = (sys.argv[1:] if args is None else list(args)) or ["--help"]
-    try:
-        _parsed(args).run(args)
-    except KeyboardInterrupt:
-        _exit("stopped", 130)
-    except RollstreamError as error:
-        _exit(_sentence(error), 2)
-    except BrokenPipeError:  # whoever read the output has seen enough
-        sys.stderr.close()
-        sys.exit(0)
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, warnings.showwarning)
+        try:
+            _parsed(args).run(args)
+        except KeyboardInterrupt:
+            _exit("stopped", 130)
+        except RollstreamError as error:
+            _exit(_sentence(error), 2)
+        except BrokenPipeError:  # whoever read the output has seen enough
+            sys.stderr.close()
+            sys.exit(0)
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            _exit(f"{where}{error.strerror or error}", 1)
+
+
+def _show_warning(usual: Any, message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning of our own is a sentence for whoever reads, and not for who wrote the code it names."""
+    if category.__module__.startswith("rollstream."):
+        print(f"rollstream: {message}", file=sys.stderr)
+    else:
+        usual(message, category, *where, **more)
+
+
+def _code(stopped: BaseException) -> int:
+    return stopped.code if isinstance(stopped, SystemExit) and isinstance(stopped.code, int) else 130
 
 
 def _exit(text: str, code: int) -> NoReturn:

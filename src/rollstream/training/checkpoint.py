@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ _FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
 
 class CheckpointError(RollstreamError):
     """A checkpoint that is not there, or is damaged."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and an older one is used."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,18 @@ def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or `None` if there is none at all. Warns of those that are not."""
-    damaged: CheckpointError | None = None
+    damaged: list[CheckpointError] = []
     for _, path in _found(folder):
         try:
             checkpoint = load_checkpoint(path)
         except CheckpointError as error:
-            damaged = error
-            warnings.warn(f"{error}; the one before it is used", stacklevel=2)
-        else:
-            return checkpoint
-    if damaged is not None:
-        raise CheckpointError(f"{damaged}, and no other checkpoint in {folder} is whole: begin a new run")
+            damaged.append(error)
+            continue
+        for error in damaged:
+            warnings.warn(f"{error}; {path.name} is used instead", CheckpointWarning, stacklevel=2)
+        return checkpoint
+    if damaged:
+        raise CheckpointError(f"{damaged[0]}, and no other checkpoint in {folder} is whole: begin a new run")
     return None
 
 
@@ -102,14 +108,29 @@ def remove_after(folder: Path, step: int) -> None:
 # Files -------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Have an error name what was to be written; a full disk, for one, does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder with these files, at once; one of that name is replaced."""
     partial = path.with_name(path.name + _PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, data in files.items():
-        _written(partial / name, data)
-    _synced(partial)
+    try:
+        with writing(path):
+            partial.mkdir(parents=True)
+            for name, data in files.items():
+                _written(partial / name, data)
+            _synced(partial)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if path.exists():
         shutil.rmtree(path)
     os.rename(partial, path)
@@ -119,7 +140,12 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write a file, at once; one of that name is replaced."""
     partial = path.with_name(path.name + _PARTIAL)
-    _written(partial, data)
+    try:
+        with writing(path):
+            _written(partial, data)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     os.replace(partial, path)
     _synced(path.parent)
 

@@ -31,9 +31,10 @@ class Evaluation:
     episodes: int
 
     def __str__(self) -> str:
+        episodes = "episode" if self.episodes == 1 else "episodes"
         return (
-            f"return {self.mean_return:.2f} +- {self.std_return:.2f} over {self.episodes} episodes, "
-            f"{self.mean_length:.1f} steps long on average"
+            f"mean return {self.mean_return:,.1f} ± {self.std_return:,.1f} over {self.episodes} {episodes}, "
+            f"{self.mean_length:,.1f} steps long on average"
         )
 
 

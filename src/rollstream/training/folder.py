@@ -8,9 +8,11 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rollstream.algos import ALGORITHMS
@@ -20,6 +22,7 @@ from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
 from rollstream.training.checkpoint import write_file
+from rollstream.training.metrics import read_metrics
 from rollstream.training.settings import as_json, settings
 
 _FORMAT = 1
@@ -50,10 +53,17 @@ class Recipe:
     evaluation: Mapping[str, Any]
     """`every`, `episodes` and `stop_at`."""
 
+    def is_over(self, steps: float, evaluated: float | None) -> bool:
+        """Whether so many steps, or what the newest evaluation reached, are what was asked for."""
+        stop_at = self.evaluation["stop_at"]
+        enough = evaluated is not None and stop_at is not None and evaluated >= stop_at
+        return enough or steps >= self.task.steps
+
 
 def require_new(folder: Path) -> None:
-    """Raise if there is a run in a folder already, or something else in its place."""
-    if (folder / "config.json").exists():
+    """Raise if there is a run in a folder already that got somewhere, or something else in its place."""
+    begun = read_metrics(folder) or any((folder / "checkpoints").glob("*"))
+    if (folder / "config.json").exists() and begun:
         raise RunError(
             f"{folder} holds a run already; go on with it by resume=True, or choose another folder"
         )
@@ -61,11 +71,29 @@ def require_new(folder: Path) -> None:
         raise RunError(f"{folder} is a file, and a run needs a folder; choose another name")
 
 
-def require_run(folder: Path) -> None:
+def require_run(folder: Path, fix: str = "give the folder that a training was written to") -> None:
     """Raise if there is no run in a folder."""
     if not (folder / "config.json").is_file():
-        reason = "has no config.json" if folder.is_dir() else "does not exist"
-        raise RunError(f"{folder} is not the folder of a run: it {reason}; begin one there without resume")
+        reason = (
+            "has no config.json" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
+        )
+        raise RunError(f"{folder} is not the folder of a run: it {reason}; {fix}")
+
+
+def require_writable(folder: Path) -> None:
+    """Raise if nothing can be written to a folder. It is left as it was: if it was not there, it is not."""
+    made: list[Path] = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from rollstream.rl.workers import Workers
 from rollstream.training.checkpoint import Checkpoint, latest, load_weights, remove_after, save_checkpoint
 from rollstream.training.curve import draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
-from rollstream.training.folder import Recipe, write_recipe
+from rollstream.training.folder import Recipe, require_writable, write_recipe
 from rollstream.training.interrupts import Interrupts
 from rollstream.training.metrics import STEPS, MetricsLog, Row, Stopwatch, read_metrics, row_of
 from rollstream.training.progress import Display, RunAbout
@@ -54,16 +54,19 @@ class Loop:
 
     def run(self, resume: bool) -> None:
         """Train to the end, from the beginning or from the newest checkpoint."""
-        recipe, steps = self._recipe, self._recipe.task.steps
+        recipe = self._recipe
+        if self._folder is not None:
+            require_writable(self._folder)
         start = latest(self._folder / "checkpoints") if resume and self._folder is not None else None
         done = 0 if start is None else start.step
         recipe.task.spaces()  # there is such an environment
-        self._display.start(self._about(done))
-        if start is not None and (done >= steps or self._is_enough(start.state["evaluated"])):
+        self._display.start(about := self._about(done))
+        if start is not None and recipe.is_over(done, start.state["evaluated"]):
             assert self._folder is not None
             self._display.note(f"the run in {self._folder} is over already, after {done:,} steps")
             self.rows, self.weights = read_metrics(self._folder), load_weights(start.path)
             return
+        self._tell_of_the_beginning(about, start is None and resume)
         with ExitStack() as scope:
             engine = scope.enter_context(open_engine(recipe.engine))
             workers, plan = self._built(engine, scope)
@@ -71,13 +74,22 @@ class Loop:
                 plan.load_state_dict(start.state["plan"])
             log = scope.enter_context(closing(self._opened(engine, done)))
             self.rows = log.rows
-            interrupts = scope.enter_context(Interrupts())
+            interrupts = scope.enter_context(Interrupts(self._display.note))
             self._train(plan, workers, log, start, interrupts)
             plan.close()
             self.weights = workers.learner.published()
-        if self._folder is not None:
-            name = f"{recipe.algorithm.name} on {recipe.task.environment.name}"
-            draw_curve([_numbers(row) for row in self.rows], self._folder / "curve.png", name)
+
+    def _tell_of_the_beginning(self, about: RunAbout, anew: bool) -> None:
+        if about.steps != self._recipe.task.steps:
+            self._display.note(
+                f"{self._recipe.task.steps:,} steps are rounded up to whole batches: {about.steps:,}"
+            )
+        if anew and self._folder is not None:
+            rows = len(read_metrics(self._folder))
+            self._display.note(
+                f"the run in {self._folder} has no checkpoint: it begins anew"
+                + (f", and replaces {rows:,} rows of metrics" if rows else "")
+            )
 
     def _built(self, engine: Engine, scope: ExitStack) -> tuple[Workers, Iter[Report]]:
         algorithm, config, task = self._recipe.algorithm, self._recipe.config, self._recipe.task
@@ -110,18 +122,20 @@ class Loop:
     ) -> None:
         done, elapsed = (0, 0.0) if start is None else (start.step, start.state["elapsed"])
         due = (done // self._every + 1) * self._every
-        watch, report = Stopwatch(done, elapsed), None
+        watch, report, over = Stopwatch(done, elapsed), None, False
         for given in plan:
             report = watch.timed(given)
             self._record(report, plan, log)
-            if self._is_over(report) or interrupts.received is not None:
+            over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
+            if over or interrupts.received is not None:
                 break
             if _is_best(report) or report[STEPS] >= due:
                 self._save(plan, workers, report, watch, log)
                 due = (report[STEPS] // self._every + 1) * self._every
         if report is not None:  # the loop is left, or the plan has ended by itself
             self._save(plan, workers, report, watch, log)
-        if interrupts.received is not None:
+            self._draw()
+        if interrupts.received is not None and not over:
             self._say_where(done if report is None else int(report[STEPS]))
             interrupts.end()
 
@@ -133,20 +147,6 @@ class Loop:
             self._display.note(str(event))
         log.add(row_of(report, statistics, new))
         self._display.report(report, statistics)
-
-    def _is_over(self, report: Report) -> bool:
-        asked = self._recipe.task.steps
-        if self._is_enough(report.get("eval/mean_reward")):
-            return True
-        if (steps := int(report[STEPS])) < asked:
-            return False
-        if steps > asked:
-            self._display.note(f"trained {steps:,} steps: {asked:,}, rounded up to whole batches")
-        return True
-
-    def _is_enough(self, evaluated: float | None) -> bool:
-        stop_at = self._recipe.evaluation["stop_at"]
-        return evaluated is not None and stop_at is not None and evaluated >= stop_at
 
     def _save(
         self, plan: Iter[Report], workers: Workers, report: Report, watch: Stopwatch, log: MetricsLog
@@ -161,6 +161,11 @@ class Loop:
         save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
         if _is_best(report):
             save_checkpoint(self._folder / "best", steps, state, weights=weights, keep=1)
+
+    def _draw(self) -> None:
+        if self._folder is not None:
+            name = f"{self._recipe.algorithm.name} on {self._recipe.task.environment.name}"
+            draw_curve([_numbers(row) for row in self.rows], self._folder / "curve.png", name)
 
     def _tell_of_environments(self, actors: dict[str, Any]) -> None:
         reasons = [own["reason"] for own in actors.values() if isinstance(own, dict) and own.get("reason")]
@@ -180,7 +185,8 @@ class Loop:
             self._display.note(f"interrupted after {steps:,} steps, all saved in {self._folder}")
 
     def _about(self, done: int) -> RunAbout:
-        task, batch = self._recipe.task, getattr(self._recipe.config, "batch_size", 1)
+        task, config = self._recipe.task, self._recipe.config
+        batch = getattr(config, "round_steps", None) or getattr(config, "batch_size", 1)
         return RunAbout(
             algorithm=self._recipe.algorithm.name,
             environment=task.environment.name,

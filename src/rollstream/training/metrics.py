@@ -17,7 +17,7 @@ from tensorboardX.proto import event_pb2, summary_pb2
 from rollstream.engine import ActorEvent
 from rollstream.flow import Statistics
 from rollstream.rl.operators import Report
-from rollstream.training.checkpoint import write_file
+from rollstream.training.checkpoint import write_file, writing
 
 Row: TypeAlias = dict[str, float | str]
 """What is written of an iteration: the report, where the time went, and who died."""
@@ -50,8 +50,15 @@ class MetricsLog:
     def add(self, row: Row) -> None:
         """One more row."""
         self.rows.append(row)
-        if self._events is None or self._lines is None or self._table is None:
+        if self._folder is None:
             return
+        with writing(self._folder / "metrics.jsonl"):
+            self._write(row)
+
+    def _write(self, row: Row) -> None:
+        assert self._events is not None
+        assert self._lines is not None
+        assert self._table is not None
         self._lines.write(_line(row))
         self._lines.flush()
         if set(row) <= set(self._columns):

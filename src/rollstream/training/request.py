@@ -11,7 +11,7 @@ from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.folder import Recipe, RunError, read_recipe
+from rollstream.training.folder import Recipe, RunError, read_recipe, require_run
 from rollstream.training.settings import configured
 
 
@@ -60,6 +60,7 @@ class Request:
         """What the folder says; what was given as well has to be the same. Only steps may be more or less."""
         if folder is None:
             raise RunError("resume=True goes on with the run in a folder; say which: out='runs/...'")
+        require_run(folder, "begin one there without resume")
         source = None if isinstance(self.env, str) else self.env
         saved = read_recipe(folder, algorithm=self.algorithm, source=source, policy=self.policy)
         for what, given, there in self._compared(saved):

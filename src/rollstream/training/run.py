@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollstream.algos import algorithm as algorithm_of
 from rollstream.rl.algorithm import Algorithm
@@ -115,6 +115,12 @@ class Run:
         """The algorithm's settings."""
         return self.recipe.config
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has got where it was to end."""
+        last = self.metrics[-1]
+        return self.recipe.is_over(_steps(last), cast(float | None, last.get("eval/mean_reward")))
+
     @cached_property
     def policy(self) -> TrainedPolicy:
         """The policy, to act with: `run.policy.act(observation)`."""
@@ -126,6 +132,8 @@ class Run:
 
     def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
         """How good the policy is, over so many episodes with its likeliest actions."""
+        require_whole(0, seed=seed)
+        require_whole(1, episodes=episodes)
         with Evaluator(self.recipe.task.environment, self.policy.policy, seed) as evaluator:
             return evaluator(self.policy.weights, episodes)
 
