@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "a2c": ("rollstream.algos.a2c", "A2C"),
     "a3c": ("rollstream.algos.a3c", "A3C"),
+    "ddpg": ("rollstream.algos.td3", "DDPG"),
+    "dqn": ("rollstream.algos.dqn", "DQN"),
     "ppo": ("rollstream.algos.ppo", "PPO"),
+    "sac": ("rollstream.algos.sac", "SAC"),
+    "td3": ("rollstream.algos.td3", "TD3"),
 }
 
 

@@ -16,7 +16,7 @@ from rollstream.replay.selectors import (
     Selector,
     Uniform,
 )
-from rollstream.replay.steps import Column, Signature, Steps, flattened, signature_of
+from rollstream.replay.steps import Column, Signature, Steps, flattened, nested, signature_of
 from rollstream.replay.table import Field, Sample, Table, TableInfo
 from rollstream.replay.weights import importance_weights
 from rollstream.replay.writer import Cut, Episodes, Sequences, Transitions, Windows, Writer
@@ -54,5 +54,6 @@ __all__ = [
     "Writer",
     "flattened",
     "importance_weights",
+    "nested",
     "signature_of",
 ]

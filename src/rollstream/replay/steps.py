@@ -42,17 +42,38 @@ def flattened(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Columns that are dicts or tuples of arrays as several, named by their paths.
 
     >>> list(flattened({"observation": {"where": [0.0], "what": ([1], [2])}, "reward": [0.0]}))
-    ['observation/where', 'observation/what/0', 'observation/what/1', 'reward']
+    ['observation/where', 'observation/what/#0', 'observation/what/#1', 'reward']
     """
     flat: dict[str, Any] = {}
     for name, value in columns.items():
         if isinstance(value, Mapping):
             flat.update(flattened({f"{name}/{part}": own for part, own in value.items()}))
         elif isinstance(value, tuple):
-            flat.update(flattened({f"{name}/{part}": own for part, own in enumerate(value)}))
+            flat.update(flattened({f"{name}/#{part}": own for part, own in enumerate(value)}))
         else:
             flat[name] = value
     return flat
+
+
+def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns as they were before `flattened`.
+
+    >>> nested({"observation/where": 0, "observation/what/#0": 1, "observation/what/#1": 2, "reward": 3})
+    {'observation': {'where': 0, 'what': (1, 2)}, 'reward': 3}
+    """
+    parts: dict[str, Any] = {}
+    for path, value in columns.items():
+        name, slash, rest = path.partition("/")
+        if slash:
+            parts.setdefault(name, {})[rest] = value
+        else:
+            parts[name] = value
+    return {name: _joined(value) if isinstance(value, dict) else value for name, value in parts.items()}
+
+
+def _joined(columns: dict[str, Any]) -> Any:
+    whole = nested(columns)
+    return tuple(whole.values()) if next(iter(whole)).startswith("#") else whole
 
 
 def signature_of(columns: Mapping[str, Any]) -> dict[str, Column]:

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.batch import Batch
 from rollstream.rl.named import TRAINED, Weights
 from rollstream.rl.normalize import with_seen
 from rollstream.rl.policy import Policy
@@ -65,7 +64,7 @@ class Learner:
     ):
         self.policy = policy
         self.weights = policy.init(seed)
-        self.state = (begin or optimizer.init)(trained(self.weights))
+        self.state: Any = (begin or optimizer.init)(trained(self.weights))
         """What is kept beside the weights from update to update: the optimizer's state, at least."""
         self.version = 0
         """How often the weights have changed."""
@@ -79,8 +78,11 @@ class Learner:
         self.total_steps = total_steps
         """Environment steps of the whole training."""
 
-    def train(self, batch: Batch, steps: int | None = None) -> dict[str, float]:
-        """Learn from a batch: a new version, and what is to be known of it."""
+    def train(self, batch: Any, steps: int | None = None) -> dict[str, Any]:
+        """Learn from a batch: a new version, and what is to be known of it.
+
+        It comes with so many new environment steps; left out, with as many as it has.
+        """
         assert self._update is not None, "this learner is given gradients, not batches"
         progress = min(1.0, self.steps / self.total_steps)
         settings = self._settings(progress)
@@ -89,12 +91,17 @@ class Learner:
             noise = self._noise(np.random.default_rng([self._seed, self.version, 0, 4]))
         arrays = {name: np.float32(value) for name, value in settings.items()}
         weights, state, metrics = self._update(self.weights, self.state, batch, noise, arrays)
-        known = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self._require_numbers(known)
+        known: dict[str, Any] = jax.device_get(metrics)
+        numbers = {name: float(value) for name, value in known.items() if value.ndim == 0}
+        self._require_numbers(numbers)
         self.weights, self.state = weights, state
         self.version += 1
         self.steps += batch.steps if steps is None else steps
-        return known | settings
+        return known | numbers | settings
+
+    def update_target(self) -> None:
+        """Make the weights as they are now the target that updates are computed with."""
+        self.state = self.state | {"target": trained(self.weights)}
 
     def apply(self, gradients: Weights, metrics: Metrics, steps: int) -> dict[str, float]:
         """Take one step by a gradient that was computed elsewhere: a new version."""

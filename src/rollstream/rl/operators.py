@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,26 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.policy import Weights
 from rollstream.rl.workers import Workers
 
-Report = dict[str, float]
+Report = dict[str, Any]
 """What is to be known after an iteration: numbers by the names people know from Stable-Baselines3."""
 WINDOW = 100
 """Episodes over which returns are averaged."""
 
 
-def ParallelRollouts(workers: Workers) -> ParIter[Batch]:  # noqa: N802
-    """Batches of experience, one shard a worker."""
+@dataclass(frozen=True)
+class Samples:
+    """Transitions to learn from, and what they are known by where they are remembered."""
+
+    rows: dict[str, Any]
+    """Arrays `[N, ...]`: `observation`, `action`, `reward` and `terminated` of each step, `next_observation`,
+    `length`, and `probability` and `size` of where they were drawn from."""
+    keys: np.ndarray[Any, Any]
+    steps: int
+    """Environment steps there had been when they were drawn."""
+
+
+def ParallelRollouts(workers: Workers) -> ParIter[Any]:  # noqa: N802
+    """Batches of experience, or rollouts to remember, one shard a worker."""
     return flow.from_actors(workers.actors, "sample", name="ParallelRollouts")
 
 
@@ -106,12 +119,17 @@ class _Learning:
 class TrainOneStep(_Learning):
     """Trains the learner on a batch, and sends the new weights to every worker."""
 
-    def __call__(self, batch: Batch, context: Context) -> Report:
-        """What is to be known of the update and of the episodes in the batch."""
-        staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
-        metrics = self.workers.learner.train(batch.validated(), steps or None)
+    def __call__(self, batch: Batch | Samples, context: Context) -> Report:
+        """What is to be known of the update; and the episodes of a batch, or how surprising samples were."""
+        learner, staleness = self.workers.learner, self._staleness(context)
+        if isinstance(batch, Samples):
+            metrics = learner.train(batch.rows, max(0, batch.steps - learner.steps))
+            more = {"surprise": (batch.keys, metrics.pop("surprise"))} if "surprise" in metrics else {}
+        else:
+            steps, more = int(context.provenance.total("steps")), episodes(batch)
+            metrics = learner.train(batch.validated(), steps or None)
         self.workers.publish()
-        return self._report(metrics) | staleness | episodes(batch)
+        return self._report(metrics) | staleness | more
 
 
 class ComputeGradients:

@@ -37,9 +37,13 @@ class Rollout:
     final: list[tuple[int, int, Observation]]
     """Step, environment and final observation of episodes that were truncated, where `observation` does not
     go on with it."""
+    worker: int = 0
+    """The number of the worker it is from."""
+    begins: bool = False
+    """Whether its environments have been reset since the rollout before."""
 
 
-Finish = Callable[[Weights, Rollout], Batch]
+Finish = Callable[[Weights, Rollout], Any]
 """Adds what can be said of a rollout under the weights it was sampled with: values, advantages."""
 
 
@@ -106,6 +110,7 @@ class RolloutWorker:
         self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
         self.state = self.policy.initial_state(self._count)
         self._episodes = Episodes(self._count, self.spec.discount)
+        self._begins = True
 
     def _forgotten(self, begun: list[int]) -> Any:
         """The policy's state, as it is at the beginning of an episode where one has begun."""
@@ -119,8 +124,8 @@ class RolloutWorker:
         self.weights = jax.device_put(weights, processor()) if self._moves else weights
         self._act = self._acting(weights) if self._acting is not None else partial(self._step, self.weights)
 
-    def sample(self, context: Context) -> Batch:
-        """Some steps of every environment."""
+    def sample(self, context: Context) -> Any:
+        """Some steps of every environment: a batch, or what finishing makes of it."""
         start = time.perf_counter()
         rollout = self._roll()
         columns = rollout.columns
@@ -170,7 +175,8 @@ class RolloutWorker:
         )
         if real is not None:
             columns["real"] = real
-        return Rollout(columns, self.observation, final)
+        begins, self._begins = self._begins, False
+        return Rollout(columns, self.observation, final, self._identity[1], begins)
 
     # State -------------------------------------------------------------------------------------
 
@@ -186,6 +192,7 @@ class RolloutWorker:
             "observation": self.observation,
             "memory": self.state,
             "episodes": self._episodes.state_dict(),
+            "begins": self._begins,
             "generator": self._generator.bit_generator.state,
         }
 
@@ -198,6 +205,7 @@ class RolloutWorker:
         self.vector.load_state_dict(state["environment"])
         self.observation, self.state = state["observation"], state["memory"]
         self._episodes.load_state_dict(state["episodes"])
+        self._begins = state["begins"]
 
     def close(self) -> None:
         """Let the environments go."""

@@ -18,6 +18,7 @@ class Workers:
         terms = {"on_failure": "restart", **terms}
         spec = replace(spec, apart=engine.remote)
         self.engine = engine
+        self.spec = spec
         self.learner = learner
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
             RolloutWorker, (spec,), count=count, name="worker", **terms

@@ -1,0 +1,193 @@
+"""What algorithms share that learn from what they remember: their settings, workers and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+
+from rollstream.engine import RollstreamError
+from rollstream.replay import (
+    Column,
+    Field,
+    Fifo,
+    MinSize,
+    Prioritized,
+    Table,
+    Transitions,
+    Uniform,
+    flattened,
+    signature_of,
+)
+from rollstream.replay.buffer import Buffer
+from rollstream.rl.algorithm import Task
+from rollstream.rl.named import Named, Weights
+from rollstream.rl.networks import network_head
+from rollstream.rl.policy import applied
+from rollstream.rl.spaces import Observation, zeros
+from rollstream.rl.worker import Rollout, WorkerSpec
+from rollstream.rl.workers import Workers
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig:
+    """Settings of every algorithm here that learns from replay."""
+
+    environments: int = 1
+    """Environments in all, shared out among the workers."""
+    rollout_length: int = 1
+    """Steps of each environment between one round of learning and the next."""
+    updates: int = 1
+    """Updates in a round."""
+    batch_size: int = 256
+    """Remembered transitions an update learns from."""
+    buffer_size: int = 1_000_000
+    """Transitions remembered; the oldest are forgotten."""
+    learning_starts: int = 100
+    """Transitions remembered before the first update; actions are random until then."""
+    n_step: int = 1
+    """Rewards that are added up before the rest is estimated."""
+    discount: float = 0.99
+    """Gamma: how much the next step's value counts."""
+    learning_rate: float = 3e-4
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers; after the convolutions, for images."""
+    activation: Literal["tanh", "relu", "silu"] = "relu"
+    clip_rewards: bool = False
+    """Whether only the sign of a reward counts."""
+    report_every: int = 1_000
+    """Environment steps in a report."""
+
+    @property
+    def round_steps(self) -> int:
+        """Environment steps in a round."""
+        return self.environments * self.rollout_length
+
+    @property
+    def rounds_reported(self) -> int:
+        """Rounds in a report."""
+        return max(1, self.report_every // self.round_steps)
+
+    def settings(self, progress: float) -> dict[str, float]:  # noqa: ARG002
+        """What changes in the course of the training."""
+        return {"learning_rate": self.learning_rate}
+
+    def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> Any:
+        """The policy for an environment's spaces."""
+        raise NotImplementedError
+
+    def worker(self, task: Task, **more: Any) -> WorkerSpec:
+        """What a worker is made from."""
+        count = max(1, task.workers)
+        if self.environments % count:
+            raise RollstreamError(
+                f"{self.environments} environments cannot be shared out evenly among {count} workers; "
+                f"set environments to a multiple of {count}"
+            )
+        return WorkerSpec(
+            environment=task.environment,
+            environments=self.environments // count,
+            length=self.rollout_length,
+            policy=task.policy or self.policy,
+            finish=unfinished,
+            seed=task.seed,
+            clip_reward=self.clip_rewards,
+            **more,
+        )
+
+    def buffer(self, workers: Workers) -> Buffer:
+        """What remembers transitions, for the spaces of these workers."""
+        policy: Any = workers.learner.policy
+        exponent = getattr(self, "priority_exponent", 0.0)
+        table = Table(
+            transition_signature(policy.observation_space, policy.action_space),
+            transition_fields(policy.observation_space),
+            max_size=self.buffer_size,
+            length=self.n_step,
+            sampler=Prioritized(exponent) if exponent else Uniform(),
+            remover=Fifo(),
+            limiter=MinSize(max(1, self.learning_starts)),
+        )
+        return Buffer(table, Transitions(self.n_step), batch_size=self.batch_size, seed=workers.spec.seed)
+
+
+def transition_signature(
+    observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]
+) -> dict[str, Column]:
+    """What is stored of a step."""
+    action = zeros(actions, 1, 1)
+    return signature_of(
+        {
+            "observation": zeros(observations, 1, 1),
+            "action": action,
+            "reward": np.zeros((1, 1), np.float32),
+            "terminated": np.zeros((1, 1), bool),
+        }
+    )
+
+
+def transition_fields(observations: gymnasium.Space[Any]) -> dict[str, Field]:
+    """What is learned from: where it began, what was done, what came of it, and where it ended."""
+    seen = list(flattened({"observation": zeros(observations, 0)}))
+    return {
+        **{name: Field(name, "first") for name in seen},
+        **{f"next_{name}": Field(name, "last") for name in seen},
+        "action": Field("action", "first"),
+        "reward": Field("reward", "steps"),
+        "terminated": Field("terminated", "steps"),
+    }
+
+
+def unfinished(_: Any) -> Any:
+    """Rollouts are remembered as they are."""
+
+    def finish(_: Any, rollout: Rollout) -> Rollout:
+        return rollout
+
+    return finish
+
+
+def returns(rows: Any, discount: float) -> tuple[Array, Array]:
+    """Rewards of windows `[N, n]` added up, and how much what comes after them counts: 0 after the end."""
+    powers = discount ** jnp.arange(rows["reward"].shape[1])
+    ended = rows["terminated"].any(axis=1)
+    return rows["reward"] @ powers, jnp.where(ended, 0.0, discount ** rows["length"])
+
+
+def importance(rows: Any, beta: Array) -> Array:
+    """Weights that make up for items being drawn more often than others (Schaul et al., 2016)."""
+    weights = (rows["size"] * rows["probability"]) ** -beta
+    return weights / weights.max()
+
+
+class Critics:
+    """Networks that value observations, and actions if they are given numbers of them.
+
+    Called with weights, observations `[N, ...]` and actions `[N, ...]`, they give `[critics, N, outputs]`.
+    """
+
+    def __init__(self, policy: Any, *, outputs: int, actions: int, count: int = 2, **network: Any):
+        self._space = policy.observation_space
+        make = partial(network_head, self._space, outputs, actions=actions, **network)
+        self._named = Named(lambda random: [make(random) for _ in range(count)])
+
+    def init(self, seed: int) -> Weights:
+        """Fresh weights, other than those an actor has from the same seed."""
+        return self._named.init(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
+
+    def __call__(self, weights: Weights, observation: Observation, *action: Array) -> Array:
+        """What each of them says."""
+        return jnp.stack(
+            [applied(own, self._space, observation, *action) for own in self._named.module(weights)]
+        )
+
+
+def polyak(target: Weights, weights: Weights, rate: float) -> Weights:
+    """Targets that follow weights slowly."""
+    return {name: own + rate * (weights[name] - own) for name, own in target.items()}
