@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "a2c": ("rollstream.algos.a2c", "A2C"),
     "a3c": ("rollstream.algos.a3c", "A3C"),
+    "apex": ("rollstream.algos.apex", "APEX"),
     "ddpg": ("rollstream.algos.td3", "DDPG"),
     "dqn": ("rollstream.algos.dqn", "DQN"),
     "ppo": ("rollstream.algos.ppo", "PPO"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.replay.table import Sample, Table
+from rollstream.replay.steps import nested
+from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.writer import Cut, Writer
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +31,20 @@ class Chunk:
     """Environment steps there have been in all, with these."""
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Items to learn from, and what they are known by where they are remembered."""
+
+    rows: dict[str, Any]
+    """Arrays `[N, ...]`: the table's fields, nested as they were, `length`, and `likelihood`: how likely each
+    was drawn, relative to the least likely."""
+    keys: Array
+    steps: int
+    """Environment steps there had been when they were drawn."""
+    least: float = 1.0
+    """The probability of the least likely."""
+
+
 class Buffer:
     """Remembers chunks and gives samples, once there is enough to sample from.
 
@@ -40,13 +55,13 @@ class Buffer:
         seed: of what is random in samples.
     """
 
-    def __init__(self, table: Table, cut: Cut, *, batch_size: int, seed: int = 0):
+    def __init__(self, table: Table, cut: Cut, *, batch_size: int, seed: int | Sequence[int] = 0):
         self.table = table
         self.batch_size = batch_size
         self.steps = 0
         """Environment steps there have been in all, as far as is known here."""
         self._writer = Writer(table, cut)
-        self._generator = np.random.default_rng([seed, 0, 0, 7])
+        self._generator = np.random.default_rng([*np.atleast_1d(seed), 0, 0, 7])
 
     def store(self, chunk: Chunk) -> int:
         """Remember it; how many items came of it."""
@@ -63,15 +78,23 @@ class Buffer:
         self.steps = max(self.steps, chunk.steps)
         return len(keys)
 
-    def sample(self) -> Sample | None:
+    def sample(self) -> Samples | None:
         """Items drawn at random; `None` while there may be none."""
         if not self.table.may_sample(self.batch_size):
             return None
-        return self.table.sample(self.batch_size, self._generator)
+        drawn = self.table.sample(self.batch_size, self._generator)
+        rows, least = nested(drawn.columns), drawn.probabilities.min()
+        rows["length"] = drawn.lengths.astype(np.float32)
+        rows["likelihood"] = (drawn.probabilities / least).astype(np.float32)
+        return Samples(rows, drawn.keys, self.steps, float(least))
 
     def update(self, keys: Array, priorities: Array) -> None:
         """How surprising items were."""
         self.table.update(keys, priorities)
+
+    def info(self) -> TableInfo:
+        """How the table stands."""
+        return self.table.info()
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered, and where samples are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -11,19 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import RollstreamError
-from rollstream.replay import (
-    Column,
-    Field,
-    Fifo,
-    MinSize,
-    Prioritized,
-    Table,
-    Transitions,
-    Uniform,
-    flattened,
-    signature_of,
-)
+from rollstream.replay import Column, signature_of
 from rollstream.replay.buffer import Buffer
+from rollstream.replay.transitions import transition_buffer
 from rollstream.rl.algorithm import Task
 from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import network_head
@@ -103,18 +95,21 @@ class OffPolicyConfig:
 
     def buffer(self, workers: Workers) -> Buffer:
         """What remembers transitions, for the spaces of these workers."""
+        return self.buffers(workers)(0)
+
+    def buffers(self, workers: Workers, count: int = 1) -> Callable[[int], Buffer]:
+        """Makes, of its number, one of several that remember the transitions of these workers."""
         policy: Any = workers.learner.policy
-        exponent = getattr(self, "priority_exponent", 0.0)
-        table = Table(
+        return partial(
+            transition_buffer,
             transition_signature(policy.observation_space, policy.action_space),
-            transition_fields(policy.observation_space),
-            max_size=self.buffer_size,
-            length=self.n_step,
-            sampler=Prioritized(exponent) if exponent else Uniform(),
-            remover=Fifo(),
-            limiter=MinSize(max(1, self.learning_starts)),
+            size=math.ceil(self.buffer_size / count),
+            min_size=max(1, self.learning_starts // count),
+            batch_size=self.batch_size,
+            n_step=self.n_step,
+            exponent=getattr(self, "priority_exponent", 0.0),
+            seed=workers.spec.seed,
         )
-        return Buffer(table, Transitions(self.n_step), batch_size=self.batch_size, seed=workers.spec.seed)
 
 
 def transition_signature(
@@ -130,18 +125,6 @@ def transition_signature(
             "terminated": np.zeros((1, 1), bool),
         }
     )
-
-
-def transition_fields(observations: gymnasium.Space[Any]) -> dict[str, Field]:
-    """What is learned from: where it began, what was done, what came of it, and where it ended."""
-    seen = list(flattened({"observation": zeros(observations, 0)}))
-    return {
-        **{name: Field(name, "first") for name in seen},
-        **{f"next_{name}": Field(name, "last") for name in seen},
-        "action": Field("action", "first"),
-        "reward": Field("reward", "steps"),
-        "terminated": Field("terminated", "steps"),
-    }
 
 
 def unfinished(_: Any) -> Any:
@@ -162,8 +145,7 @@ def returns(rows: Any, discount: float) -> tuple[Array, Array]:
 
 def importance(rows: Any, beta: Array) -> Array:
     """Weights that make up for items being drawn more often than others (Schaul et al., 2016)."""
-    weights = (rows["size"] * rows["probability"]) ** -beta
-    return weights / weights.max()
+    return rows["likelihood"] ** -beta
 
 
 class Critics:

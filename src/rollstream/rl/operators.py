@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rollstream import flow
 from rollstream.flow import Context, Iter, ParIter
+from rollstream.replay.buffer import Samples
 from rollstream.rl.batch import Batch
 from rollstream.rl.policy import Weights
 from rollstream.rl.workers import Workers
@@ -20,18 +20,6 @@ Report = dict[str, Any]
 """What is to be known after an iteration: numbers by the names people know from Stable-Baselines3."""
 WINDOW = 100
 """Episodes over which returns are averaged."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Transitions to learn from, and what they are known by where they are remembered."""
-
-    rows: dict[str, Any]
-    """Arrays `[N, ...]`: `observation`, `action`, `reward` and `terminated` of each step, `next_observation`,
-    `length`, and `probability` and `size` of where they were drawn from."""
-    keys: np.ndarray[Any, Any]
-    steps: int
-    """Environment steps there had been when they were drawn."""
 
 
 def ParallelRollouts(workers: Workers) -> ParIter[Any]:  # noqa: N802
@@ -117,7 +105,11 @@ class _Learning:
 
 
 class TrainOneStep(_Learning):
-    """Trains the learner on a batch, and sends the new weights to every worker."""
+    """Trains the learner on a batch, and sends the new weights to every worker, unless others do."""
+
+    def __init__(self, workers: Workers, *, publish: bool = True):
+        super().__init__(workers)
+        self._publish = publish
 
     def __call__(self, batch: Batch | Samples, context: Context) -> Report:
         """What is to be known of the update; and the episodes of a batch, or how surprising samples were."""
@@ -128,7 +120,8 @@ class TrainOneStep(_Learning):
         else:
             steps, more = int(context.provenance.total("steps")), episodes(batch)
             metrics = learner.train(batch.validated(), steps or None)
-        self.workers.publish()
+        if self._publish:
+            self.workers.publish()
         return self._report(metrics) | staleness | more
 
 

@@ -87,7 +87,7 @@ class QPolicy:
             return None
 
         def under(weights: Weights) -> Act:
-            compute, epsilon, atoms = made(weights), float(weights["epsilon"]), self.atoms
+            compute, epsilon, atoms = made(weights), np.asarray(weights["epsilon"]), self.atoms
 
             def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
                 # What all actions have in common, the value of a dueling network, decides nothing.

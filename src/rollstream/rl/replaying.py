@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rollstream import flow
-from rollstream.flow import Iter
-from rollstream.replay import Sample, nested
-from rollstream.replay.buffer import Buffer, Chunk
-from rollstream.rl.operators import Report, Samples, episodes
+from rollstream.flow import Context, Iter, ParIter
+from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.replay.service import ReplayShards
+from rollstream.rl.operators import Report, episodes
 from rollstream.rl.worker import Rollout
 from rollstream.rl.workers import Workers
 
 
 class StoreToBuffer:
-    """Remembers rollouts; their episodes are what is reported of them. Its state is the buffer's."""
+    """Remembers rollouts; their episodes are what is reported of them. Its state is that of a local buffer."""
 
-    def __init__(self, buffer: Buffer):
+    def __init__(self, buffer: Buffer | ReplayShards):
         self.buffer = buffer
+        self.steps = 0
+        """Environment steps of all that was stored."""
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> Report:
+    def __call__(self, given: Rollout | Sequence[Rollout]) -> Report:
         """The episodes that ended."""
+        rollouts = [given] if isinstance(given, Rollout) else given
         for rollout in rollouts:
-            self.buffer.store(chunk_of(rollout, self.buffer.steps))
+            chunk = chunk_of(rollout, self.steps)
+            self.steps = chunk.steps
+            if isinstance(self.buffer, Buffer):
+                self.buffer.store(chunk)
+            else:
+                self.buffer.shard(rollout.worker).send("store", chunk)
         ended = [episodes(rollout.columns)["episodes"] for rollout in rollouts]
-        return {"episodes": ended[0] if len(ended) == 1 else np.concatenate(ended)}
+        return {"episodes": ended[0] if len(ended) == 1 else np.concatenate(ended)} | self._about()
+
+    def _about(self) -> Report:
+        if not isinstance(self.buffer, Buffer):
+            return {}
+        table = self.buffer.table
+        warm = table.limiter.inserts - table.limiter.min_size
+        about = {"replay/size": table.size}
+        return about | ({"replay/samples_per_insert": table.limiter.samples / warm} if warm > 0 else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer's."""
-        return self.buffer.state_dict()
+        """The buffer's, if it is here; shards have their own."""
+        local = self.buffer.state_dict() if isinstance(self.buffer, Buffer) else None
+        return {"steps": self.steps, "buffer": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The buffer's."""
-        self.buffer.load_state_dict(state)
+        """Go on from there."""
+        self.steps = state["steps"]
+        if isinstance(self.buffer, Buffer):
+            self.buffer.load_state_dict(state["buffer"])
 
 
 def chunk_of(rollout: Rollout, before: int) -> Chunk:
-    """What is remembered of a rollout."""
+    """What is remembered of a rollout, so many steps after the first."""
     columns = rollout.columns
     width, real = columns["reward"].shape[1], columns.get("real")
     return Chunk(
@@ -58,35 +78,65 @@ _REMEMBERED = ("observation", "action", "reward", "terminated", "truncated")
 
 
 def Replay(buffer: Buffer) -> Iter[Samples]:  # noqa: N802
-    """Batches of what a buffer remembers, once there is enough."""
-
-    def sample() -> Samples | None:
-        drawn = buffer.sample()
-        return None if drawn is None else samples_of(drawn, buffer.steps)
-
-    return flow.from_poll(sample, name="Replay")
+    """Batches of what a buffer here remembers, once there is enough."""
+    return flow.from_poll(buffer.sample, name="Replay")
 
 
-def samples_of(drawn: Sample, steps: int) -> Samples:
-    """What is learned from, of what was drawn."""
-    rows = nested(drawn.columns)
-    rows["length"] = drawn.lengths.astype(np.float32)
-    rows["probability"] = drawn.probabilities.astype(np.float32)
-    rows["size"] = drawn.sizes.astype(np.float32)
-    return Samples(rows, drawn.keys, steps)
+def ParallelReplay(shards: ReplayShards) -> ParIter[Samples]:  # noqa: N802
+    """Batches of what shards remember, each as soon as it has enough."""
+    return flow.from_actors(shards.actors, "sample", name="ParallelReplay")
+
+
+class WeighShards:
+    """Makes likelihoods comparable between shards: relative to the least likely of the newest from each.
+
+    Every shard is asked alike, so an item's probability is that within its shard, divided by their number.
+    """
+
+    def __init__(self) -> None:
+        self._least: dict[str, float] = {}
+
+    def __call__(self, samples: Samples, context: Context) -> Samples:
+        """The same items, weighed."""
+        self._least[next(iter(context.provenance.sources))] = samples.least
+        scale = np.float32(samples.least / min(self._least.values()))
+        return replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The least likely of each shard."""
+        return dict(self._least)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._least = dict(state)
 
 
 class UpdatePriorities:
     """Tells a buffer how surprising what it gave has been; the report goes on without that."""
 
-    def __init__(self, buffer: Buffer):
+    def __init__(self, buffer: Buffer | ReplayShards):
         self.buffer = buffer
+        self._sizes: dict[str, tuple[float, float]] = {}
+        self._lost = 0.0
 
-    def __call__(self, report: Report) -> Report:
-        """The report."""
+    def __call__(self, report: Report, context: Context) -> Report:
+        """The report, and of shards how much they remember and what was lost with one that died."""
         keys, surprise = report.pop("surprise")
-        self.buffer.update(keys, surprise)
-        return report
+        if isinstance(self.buffer, Buffer):
+            self.buffer.update(keys, surprise)
+            return report
+        for actor in context.actors:
+            actor.send("update", keys, surprise)
+        return report | self._about(context)
+
+    def _about(self, context: Context) -> Report:
+        shard, provenance = next(iter(context.provenance.sources)), context.provenance
+        restarts, size = provenance.total("restarts"), provenance.total("size")
+        before, had = self._sizes.get(shard, (restarts, size))
+        if restarts > before:
+            self._lost += had
+        self._sizes[shard] = restarts, size
+        return {"replay/size": sum(size for _, size in self._sizes.values()), "replay/lost": self._lost}
 
 
 class UpdateTarget:

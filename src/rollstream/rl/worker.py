@@ -66,6 +66,8 @@ class WorkerSpec:
     """Whether rewards are learned from by their sign alone."""
     discount: float | None = None
     """If given, returns discounted by it are recorded, to scale rewards by."""
+    vary: Callable[[Weights, int], Weights] | None = None
+    """What a worker changes in the weights it is told, given its number: how it explores, say."""
     apart: bool = False
     """Whether the worker has a process of its own, which is not to look for accelerators."""
 
@@ -121,6 +123,8 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
         self.version = version
+        if self.spec.vary is not None:
+            weights = self.spec.vary(weights, self._identity[1])
         self.weights = jax.device_put(weights, processor()) if self._moves else weights
         self._act = self._acting(weights) if self._acting is not None else partial(self._step, self.weights)
 

@@ -20,6 +20,7 @@ class Workers:
         self.engine = engine
         self.spec = spec
         self.learner = learner
+        self._stored: tuple[Any, Any] = (None, None)
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
             RolloutWorker, (spec,), count=count, name="worker", **terms
         )
@@ -27,6 +28,7 @@ class Workers:
 
     def publish(self, actors: Iterable[Actor[Any]] | None = None) -> None:
         """Send the newest weights, written once however many read them."""
-        stored = self.engine.put(self.learner.published())
+        if self._stored[0] is not self.learner.weights:
+            self._stored = self.learner.weights, self.engine.put(self.learner.published())
         for actor in self.actors if actors is None else actors:
-            actor.send("set_weights", self.learner.version, stored, sticky=True)
+            actor.send("set_weights", self.learner.version, self._stored[1], sticky=True)

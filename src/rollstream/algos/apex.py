@@ -1,0 +1,131 @@
+"""Ape-X: distributed prioritized replay (Horgan et al., 2018, https://arxiv.org/abs/1803.00933).
+
+Many workers explore, each more or less boldly, and say how surprising what they saw is; shards of replay
+remember it; one learner learns from what surprises it most. Each goes at its own pace, coupled by how often a
+transition is to be learned from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollstream import flow
+from rollstream.algos import dqn
+from rollstream.engine import RollstreamError
+from rollstream.flow import Iter
+from rollstream.replay.service import ReplayShards
+from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.batch import Batch
+from rollstream.rl.named import Weights
+from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
+from rollstream.rl.q_policy import QPolicy
+from rollstream.rl.replaying import (
+    ParallelReplay,
+    StoreToBuffer,
+    UpdatePriorities,
+    UpdateTarget,
+    WeighShards,
+)
+from rollstream.rl.worker import Finish, Rollout, WorkerSpec
+from rollstream.rl.workers import Workers
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Config(dqn.Config):
+    """Settings of Ape-X: those of DQN, with Rainbow's loss, and how it is distributed."""
+
+    environments: int = 8
+    rollout_length: int = 50
+    batch_size: int = 512
+    n_step: int = 3
+    dueling: bool = True
+    priority_exponent: float = 0.6
+    shards: int = 1
+    """Actors that remember; each remembers for some of the workers."""
+    samples_per_insert: float = 8.0
+    """How often a transition is learned from, on average."""
+    boldest: float = 0.4
+    """How often the boldest environment acts at random, after the exploration that all begin with."""
+    boldness_exponent: float = 7.0
+    """How much less bold the others are."""
+
+    def chunk_steps(self, workers: int) -> int:
+        """Environment steps that come at once, from one worker."""
+        return self.environments // workers * self.rollout_length
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """A worker that explores in its own way and tells how surprising things are."""
+    count = max(1, task.workers)
+    if not 1 <= config.shards <= count:
+        raise RollstreamError(
+            f"{config.shards} shards cannot remember for {count} workers; set shards to 1 to {count}"
+        )
+    spec = config.worker(task, vary=partial(explored, config, count))
+    return replace(spec, finish=partial(with_priorities, config))
+
+
+def explored(config: Config, workers: int, weights: Weights, index: int) -> Weights:
+    """The weights of a worker, whose environments act at random less and less often."""
+    each = config.environments // workers
+    number = index * each + np.arange(each, dtype=np.float32)
+    boldness = config.boldest ** (1 + config.boldness_exponent * number / max(1, config.environments - 1))
+    epsilon = np.maximum(np.float32(weights["epsilon"]), boldness.astype(np.float32))
+    return weights | {"epsilon": epsilon[:, None]}
+
+
+def with_priorities(config: Config, policy: QPolicy) -> Finish:
+    """Adds `priority` to rollouts: how far values are from what followed, as far as that is known yet."""
+    surprise = jax.jit(partial(surprises, policy, config.discount))
+
+    def finish(weights: Weights, rollout: Rollout) -> Rollout:
+        columns = rollout.columns
+        seen = {
+            name: columns[name] for name in ("observation", "action", "reward", "terminated", "truncated")
+        }
+        priority = np.asarray(surprise(weights, seen, rollout.last)) + 1e-6
+        return replace(rollout, columns=Batch(columns | {"priority": priority}))
+
+    return finish
+
+
+def surprises(policy: QPolicy, discount: float, weights: Weights, columns: Any, last: Any) -> Array:
+    """Errors of one step, `[T, B]`."""
+    values = policy.values(weights, columns["observation"])
+    taken = jnp.take_along_axis(values, columns["action"][..., None].astype(jnp.int32), axis=-1)[..., 0]
+    after = jnp.concatenate([values[1:], policy.values(weights, last)[None]]).max(axis=-1)
+    after = jnp.where(columns["terminated"], 0.0, after)
+    error = jnp.abs(columns["reward"] + discount * after - taken)
+    return jnp.where(columns["truncated"], 1.0, error)
+
+
+def plan(workers: Workers, config: Config) -> Iter[Report]:
+    """Rollouts are stored and samples are learned from, each when it comes; a limiter keeps them in step."""
+    count = len(workers.actors)
+    replay = ReplayShards(workers.engine, config.buffers(workers, config.shards), config.shards)
+    rollouts, samples = flow.limit_ratio(
+        ParallelRollouts(workers).gather_async(num_async=2),
+        ParallelReplay(replay).gather_async(num_async=2),
+        samples_per_insert=config.samples_per_insert * config.chunk_steps(count) / config.batch_size,
+        min_size=-(-config.learning_starts // config.chunk_steps(count)),
+    )
+    stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
+    learned = (
+        samples.for_each(WeighShards())
+        .for_each(TrainOneStep(workers, publish=False))
+        .for_each(UpdatePriorities(replay))
+        .for_each(UpdateTarget(workers, config.target_every))
+    )
+    both = flow.union_async([stored, learned])
+    return ReportMetrics(both, workers, every=max(1, config.report_every // config.chunk_steps(count)))
+
+
+APEX = Algorithm("apex", Config, worker, dqn.learner, plan)

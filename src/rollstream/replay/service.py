@@ -1,0 +1,143 @@
+"""Replay as a service: buffers on actors of any engine, for flows and for clients outside of one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rollstream.engine import Actor, ActorContext, Deferred, Engine
+from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.replay.table import TableInfo
+
+
+class Noting(Protocol):
+    """What a flow hands to a source."""
+
+    def note(self, **numbers: float) -> None:
+        """Add numbers to the provenance of an item."""
+        ...
+
+
+class ReplayShard:
+    """A buffer on an actor. Who asks for a sample too early is answered when there is one.
+
+    Args:
+        make: makes the buffer, given the number of the shard.
+    """
+
+    def __init__(self, make: Callable[[int], Buffer], *, context: ActorContext):
+        self.buffer = make(context.index)
+        self._restarts = context.restarts
+        self._waiting: deque[tuple[str, Deferred[Samples]]] = deque()
+        self._blocked: deque[tuple[str, Deferred[int], Chunk]] = deque()
+
+    def store(self, chunk: Chunk, ticket: str = "") -> int | Deferred[int]:
+        """Remember it; how many items came of it. The reply waits while the limiter allows no insert."""
+        if self._blocked or not self._may_store(chunk):
+            late: Deferred[int] = Deferred()
+            self._blocked.append((ticket, late, chunk))
+            return late
+        stored = self.buffer.store(chunk)
+        self._answer()
+        return stored
+
+    def _may_store(self, chunk: Chunk) -> bool:
+        return self.buffer.table.may_insert(chunk.columns["reward"].size)
+
+    def sample(self, context: Noting | None = None, ticket: str = "") -> Samples | Deferred[Samples]:
+        """Items drawn at random, or a promise of them."""
+        if context is not None:
+            context.note(restarts=self._restarts, size=self.buffer.table.size)
+        samples = None if self._waiting else self.buffer.sample()
+        if samples is None:
+            late: Deferred[Samples] = Deferred()
+            self._waiting.append((ticket, late))
+            return late
+        self._answer()
+        return samples
+
+    def _answer(self) -> None:
+        """Serve whoever can be served now, in turn."""
+        moved = True
+        while moved:
+            moved = False
+            if self._waiting and (samples := self.buffer.sample()) is not None:
+                self._waiting.popleft()[1].resolve(samples)
+                moved = True
+            if self._blocked and self._may_store(self._blocked[0][2]):
+                _, late, chunk = self._blocked.popleft()
+                late.resolve(self.buffer.store(chunk))
+                moved = True
+
+    def cancel(self, ticket: str) -> None:
+        """Whoever waits with this ticket does not any more."""
+        self._waiting = deque(own for own in self._waiting if own[0] != ticket)
+        self._blocked = deque(own for own in self._blocked if own[0] != ticket)
+
+    def update(self, keys: Any, priorities: Any) -> None:
+        """How surprising items were."""
+        self.buffer.update(keys, priorities)
+
+    def info(self) -> TableInfo:
+        """How the table stands."""
+        return self.buffer.info()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered."""
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.buffer.load_state_dict(state)
+
+
+class ReplayShards:
+    """Several buffers, each on an actor of its own. One that dies comes back empty.
+
+    The streams of one writer always go to the same shard, so that their steps are stored once and windows
+    reach from one chunk into the next.
+
+    Args:
+        engine: where they live.
+        make: makes the buffer of a shard, given its number; it travels there.
+        count: how many.
+        terms: further arguments of `Engine.spawn`.
+    """
+
+    def __init__(self, engine: Engine, make: Callable[[int], Buffer], count: int = 1, **terms: Any):
+        terms = {"on_failure": "restart", **terms}
+        self.actors: list[Actor[ReplayShard]] = engine.spawn(
+            ReplayShard, (make,), count=count, name="replay", **terms
+        )
+        self._tickets = itertools.count()
+
+    def shard(self, writer: int) -> Actor[ReplayShard]:
+        """Where what a writer sends is remembered."""
+        return self.actors[writer % len(self.actors)]
+
+    # For clients outside a flow ----------------------------------------------------------------
+
+    def insert(self, writer: int, chunk: Chunk, timeout: float | None = None) -> int:
+        """Remember a chunk as soon as the limiter allows it; how many items came of it.
+
+        Raises `TimeoutError`, and nothing is stored, if that takes too long.
+        """
+        return self._awaited(self.shard(writer), "store", timeout, chunk)
+
+    def sample(self, shard: int = 0, timeout: float | None = None) -> Samples:
+        """Items drawn at random as soon as the limiter allows it; `TimeoutError` if that takes too long."""
+        return self._awaited(self.actors[shard], "sample", timeout, None)
+
+    def _awaited(self, actor: Actor[Any], method: str, timeout: float | None, first: Any) -> Any:
+        ticket = f"{id(self)}.{next(self._tickets)}"
+        try:
+            return actor.call(method, first, ticket).result(timeout)
+        except TimeoutError:
+            actor.send("cancel", ticket)
+            raise
+
+    def info(self) -> list[TableInfo]:
+        """How the tables stand."""
+        return [actor.call("info").result() for actor in self.actors]
