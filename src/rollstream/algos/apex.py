@@ -88,13 +88,14 @@ def with_priorities(config: Config, policy: QPolicy) -> Finish:
 
     def finish(weights: Weights, rollout: Rollout) -> Rollout:
         columns = rollout.columns
-        seen = {
-            name: columns[name] for name in ("observation", "action", "reward", "terminated", "truncated")
-        }
+        seen = {name: columns[name] for name in _JUDGED}
         priority = np.asarray(surprise(weights, seen, rollout.last)) + 1e-6
         return replace(rollout, columns=Batch(columns | {"priority": priority}))
 
     return finish
+
+
+_JUDGED = ("observation", "action", "reward", "terminated", "truncated")
 
 
 def surprises(policy: QPolicy, discount: float, weights: Weights, columns: Any, last: Any) -> Array:

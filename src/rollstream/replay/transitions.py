@@ -1,4 +1,4 @@
-"""Buffers of transitions: where they began, what was done, what came of it in n steps, and where they ended."""
+"""Buffers of transitions: where they began, what was done, what came of it, where they ended."""
 
 from __future__ import annotations
 

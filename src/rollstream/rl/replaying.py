@@ -18,7 +18,7 @@ from rollstream.rl.workers import Workers
 
 
 class StoreToBuffer:
-    """Remembers rollouts; their episodes are what is reported of them. Its state is that of a local buffer."""
+    """Remembers rollouts; their episodes are what is reported of them. A local buffer's state is its own."""
 
     def __init__(self, buffer: Buffer | ReplayShards):
         self.buffer = buffer
