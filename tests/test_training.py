@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pytest
 from gymnasium import spaces
 
 import rollstream as rs
-from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm
+from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
 from rollstream.training import checkpoint
@@ -32,8 +34,9 @@ from rollstream.training.folder import RunError
 from rollstream.training.interrupts import Interrupts
 from rollstream.training.progress import RunAbout, Silent
 from rollstream.training.run import Run
-from rollstream.training.settings import SettingsError, configured
+from rollstream.training.settings import configured
 from rollstream.training.tuned import tuned, tuned_environments
+from rollstream.training.values import SettingsError
 
 SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
 """PPO in batches of 64 steps."""
@@ -466,6 +469,50 @@ def test_tuned_settings_are_used_and_overridden() -> None:
     for name in ALGORITHMS:
         for environment in tuned_environments(name):
             configured(ALGORITHMS[name], environment)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"environments": 0}, r"config environments=0: give a whole number, 1 or more"),
+        ({"environments": -1}, r"environments=-1: give a whole number, 1 or more"),
+        ({"rollout_length": 0}, r"rollout_length=0: give a whole number, 1 or more"),
+        ({"minibatch_size": 0}, r"minibatch_size=0: give a whole number, 1 or more"),
+        ({"epochs": 2.0}, r"epochs=2.0: give a whole number, 1 or more"),
+        ({"epochs": True}, r"epochs=True: give a whole number, 1 or more"),
+        ({"hidden": (-3,)}, r"hidden=\(-3,\): give a tuple of whole numbers, 1 or more"),
+        ({"hidden": [8, 0]}, r"hidden=\(8, 0\): give a tuple of whole numbers, 1 or more"),
+        ({"hidden": 256}, r"hidden=256: give a tuple of whole numbers, 1 or more"),
+        ({"learning_rate": -1}, r"learning_rate=-1: give a number, 0 or more"),
+        ({"learning_rate": "x"}, r"learning_rate='x': give a number, 0 or more"),
+        ({"learning_rate": math.nan}, r"learning_rate=nan: give a number, 0 or more"),
+        ({"discount": 2}, r"discount=2: give a number, from 0 to 1"),
+        ({"activation": "thanh"}, r"activation='thanh': give one of 'tanh', 'relu', 'silu'"),
+        ({"overlap": 1}, r"overlap=1: give True or False"),
+        (ppo.Config(learning_rate=-1), r"learning_rate=-1: give a number, 0 or more"),
+    ],
+)
+def test_values_that_a_setting_cannot_have(config: Any, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"{text}$"):
+        configured(ALGORITHMS["ppo"], "CartPole-v1", config)
+
+
+@dataclass(frozen=True)
+class OwnConfig(ppo.Config):
+    discount: float = 2.0
+    goal: tuple[float, str] | None = None
+    anything: Any = None
+
+
+def test_settings_of_ones_own_have_types_and_no_ranges() -> None:
+    own = replace(ALGORITHMS["ppo"], config=OwnConfig)
+    for given in ({"discount": -3}, {"goal": None}, {"anything": object()}):
+        configured(own, "", given)
+    assert configured(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
+    with pytest.raises(SettingsError, match=r"goal=\(1, 2\): give a tuple of a number, a text or None$"):
+        configured(own, "", {"goal": (1, 2)})
+    with pytest.raises(SettingsError, match="environments=0"):
+        configured(own, "", {"environments": 0})
 
 
 OWN = """

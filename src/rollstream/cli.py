@@ -156,8 +156,12 @@ class Graph(Generic[C]):
         from rollstream.engine import engine as new_engine
         from rollstream.rl.algorithm import Task
         from rollstream.rl.environments import Environment as Recipe
+        from rollstream.training.request import require_whole
+        from rollstream.training.settings import configured
 
+        require_whole(0, workers=self.workers)
         algorithm = algos.algorithm(self.algorithm)
+        configured(algorithm, self.env, self.config)  # raises for values that cannot be
         task = Task(Recipe(self.env), steps=1, workers=self.workers)
         with new_engine("inline") as engine:
             plan = algorithm.plan(algorithm.workers(engine, self.config, task), self.config)
