@@ -7,7 +7,6 @@ import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, cast
 
@@ -74,18 +73,24 @@ class Environment:
         parts = file_and_name(self.source)
         return self.source if parts is None else parts[1]
 
-    def make(self, count: int) -> Vector:
-        """So many, side by side."""
-        vector = self._vector(count)
-        require_observations(vector.observation_space)
-        if self.frame_stack > 1:
-            if not isinstance(vector.observation_space, spaces.Box) or not vector.observation_space.shape:
-                raise UnknownEnvironment(
-                    f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
-                    f"{self.name} are {vector.observation_space}"
-                )
-            vector = FrameStack(vector, self.frame_stack)
-        return vector
+    def make(self, count: int, seed: int | None = None) -> Vector:
+        """So many, side by side. The seed is for those that take none when they are reset, as EnvPool's."""
+        vector = self._vector(count, seed)
+        try:
+            require_observations(vector.observation_space)
+            return vector if self.frame_stack == 1 else self._stacked(vector)
+        except RollstreamError:
+            vector.close()
+            raise
+
+    def _stacked(self, vector: Vector) -> Vector:
+        space = vector.observation_space
+        if not isinstance(space, spaces.Box) or not space.shape:
+            raise UnknownEnvironment(
+                f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
+                f"{self.name} are {space}"
+            )
+        return FrameStack(vector, self.frame_stack)
 
     def one(self, **options: Any) -> gymnasium.Env[Any, Any]:
         """A single plain one, to look at or to film."""
@@ -110,9 +115,10 @@ class Environment:
             return load_from_file(*parts, "environment", _makes_environments, UnknownEnvironment)
         return _spec(self.source)
 
-    def _vector(self, count: int) -> Vector:
+    def _vector(self, count: int, seed: int | None) -> Vector:
         if _is_envpool(self.source):
-            return NativeVector(_envpool(self.name.partition(":")[2], count, self.options))
+            options = self.options if seed is None else {"seed": seed, **self.options}
+            return NativeVector(_envpool(self.name.partition(":")[2], count, options))
         if isinstance(found := self._found(), EnvSpec):
             native = found.vector_entry_point is not None
             only_native = self.name.startswith("ALE/")
@@ -125,7 +131,7 @@ class Environment:
                 )
             if wanted:
                 return NativeVector(_made_vector(self.name, found, count, self.options))
-        return LeanVector(partial(self.one), count)
+        return LeanVector(self.one, count)
 
 
 def _is_envpool(source: Source) -> bool:
@@ -163,7 +169,7 @@ def _made(name: str, spec: EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise _missing(name, error) from None
     except TypeError as error:
-        raise UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}") from None
+        raise _odd_options(name, options, error) from None
 
 
 def _made_vector(name: str, spec: EnvSpec, count: int, options: Mapping[str, Any]) -> Any:
@@ -171,6 +177,8 @@ def _made_vector(name: str, spec: EnvSpec, count: int, options: Mapping[str, Any
         return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise _missing(name, error) from None
+    except TypeError as error:
+        raise _odd_options(name, options, error) from None
 
 
 def _register_atari(name: str) -> None:
@@ -188,6 +196,10 @@ def _envpool(name: str, count: int, options: Mapping[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         raise _missing(name, error) from None
     return envpool.make_gymnasium(name, num_envs=count, **options)
+
+
+def _odd_options(name: str, options: Mapping[str, Any], error: Exception) -> UnknownEnvironment:
+    return UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}")
 
 
 def _missing(name: str, error: Exception) -> UnknownEnvironment:

@@ -126,7 +126,7 @@ class Evaluator:
     def _made(self, count: int) -> Vector:
         if self._vector is None or self._vector.count != count:
             self.close()
-            self._vector = self._environment.make(count)
+            self._vector = self._environment.make(count, self._seed)
         return self._vector
 
     def close(self) -> None:
