@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,90 @@ def test_what_a_crash_left_behind_is_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.state == "whole"
     save_checkpoint(tmp_path, 2, "now")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000001", "step_000000002"]
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_crash_while_the_same_step_is_replaced_leaves_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    save_checkpoint(tmp_path, 1, "one", keep=1)
+    renamed: list[Any] = []
+    rename = os.rename
+
+    def crash(source: Path, target: Path) -> None:
+        if len(renamed) == done:
+            raise KeyboardInterrupt
+        renamed.append(target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 1, "other", keep=1)
+    monkeypatch.setattr(os, "rename", rename)
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.state == "one"
+    save_checkpoint(tmp_path, 1, "third", keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.state == "third"
+
+
+def test_one_that_replaces_another_is_the_newer(tmp_path: Path) -> None:
+    shutil.move(save_checkpoint(tmp_path, 1, "one"), tmp_path / "kept")
+    save_checkpoint(tmp_path, 1, "other")
+    shutil.move(tmp_path / "kept", tmp_path / "step_000000001.old")  # a crash before it was removed
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.state == "other"
+
+
+@pytest.mark.parametrize("missing", ["format", "step", "files"])
+def test_a_manifest_without_all_it_needs_is_damaged(tmp_path: Path, missing: str) -> None:
+    save_checkpoint(tmp_path, 1, "whole")
+    path = save_checkpoint(tmp_path, 2, "newer") / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: own for key, own in manifest.items() if key != missing}))
+    with pytest.warns(UserWarning, match=r"step_000000002 is damaged: manifest.json cannot be read"):
+        checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+
+
+def test_a_file_in_place_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, "whole")
+    (tmp_path / "step_000000002").write_text("not a folder")
+    with pytest.warns(UserWarning, match=r"step_000000002 is damaged"):
+        checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    save_checkpoint(tmp_path, 2, "now")
+    (tmp_path / "step_000000003").write_text("not a folder")
+    remove_after(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000001", "step_000000002"]
+
+
+def test_a_folder_in_place_of_a_file_is_damage(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, "whole")
+    (path / "state.json").unlink()
+    (path / "state.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"is damaged: state.json cannot be read"):
+        load_checkpoint(path)
+
+
+def test_leftovers_of_any_step_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "step_000000005.partial").mkdir()
+    save_checkpoint(tmp_path, 6, "now")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000006"]
+
+
+def test_weights_of_any_type_come_back(tmp_path: Path) -> None:
+    import jax.numpy as jnp
+
+    weights = {"half": jnp.full((2, 1), 1.5, jnp.bfloat16), "usual": np.ones(3, np.float32)}
+    loaded = load_weights(save_checkpoint(tmp_path, 1, {}, weights=weights))
+    assert {name: (own.dtype.name, own.tolist()) for name, own in loaded.items()} == {
+        "half": ("bfloat16", [[1.5], [1.5]]),
+        "usual": ("float32", [1.0, 1.0, 1.0]),
+    }

@@ -281,6 +281,10 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
         ("evaluate nowhere", "nowhere is not the folder of a run: it is not there; give the folder"),
         ("graph pop", "did you mean 'ppo'?"),
+        ("graph ppo --workers -1", "workers=-1: give a whole number, 0 or more"),
+        ("graph ppo --config.environments 0", "environments=0: give a whole number, 1 or more"),
+        ("train ppo --env CartPole-v1 --steps 1 --config.environments 0", "environments=0: give a whole"),
+        ("train ppo --env CartPole-v1 --steps 1 --config.hidden -3", "hidden=(-3,): give a tuple of whole"),
     ],
 )
 def test_one_sentence(

@@ -1,9 +1,11 @@
 """Environments of every kind look alike to a worker, and what it records of them is what happened."""
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from little_environments import ENDINGS, Samples, Scripted, sampled, worker_of
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.environment_state import UnknownState, load_environments, saved_environments
 from rollstream.rl.environments import Environment, UnknownEnvironment
@@ -25,6 +28,7 @@ from rollstream.rl.spaces import SpaceError, is_image, take
 from rollstream.rl.vector import FrameStack, LeanVector, NativeVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 from rollstream.training.acting import TrainedPolicy
+from rollstream.training.evaluation import Evaluator
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 MODES = {
@@ -609,8 +613,8 @@ def test_clipped_rewards_are_learned_from_and_true_returns_recorded() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Cartpole-v1", r"there is no environment 'Cartpole-v1': .*did you mean CartPole-v1"),
-        ("CartPole-v7", r"there is no environment 'CartPole-v7': .*did you mean CartPole-v1"),
+        ("Cartpole-v1", r"there is no environment 'Cartpole-v1' .did you mean CartPole-v1"),
+        ("CartPole-v7", r"there is no environment 'CartPole-v7' .did you mean CartPole-v1"),
         ("Nothing of the kind", r"there is no environment 'Nothing of the kind'"),
         ("envpool:Pong-v5", r"Pong-v5 needs .*: pip install 'rollstream\[envpool\]'"),
     ],
@@ -639,14 +643,79 @@ def test_a_missing_extra_is_named(error: Exception, extra: str, monkeypatch: pyt
         Environment("CartPole-v1").make(1)
 
 
-def test_options_reach_the_environment_and_odd_ones_are_named() -> None:
+@pytest.mark.parametrize("vectorization", ["lean", "native"])
+def test_odd_options_are_named(vectorization: Any) -> None:
     with pytest.raises(
         UnknownEnvironment, match=r"CartPole-v1 does not take these options \(\{'speed': 3\}\)"
     ):
-        Environment("CartPole-v1", {"speed": 3}).make(1)
+        Environment("CartPole-v1", {"speed": 3}, vectorization=vectorization).make(1)
+
+
+def test_options_reach_the_environment() -> None:
     vector = Environment("CartPole-v1", {"sutton_barto_reward": True}).make(1)
     vector.reset([0])
     assert vector.step(np.array([0])).reward == [0]
+
+
+class Pool(SyncVectorEnv):
+    """As EnvPool has them: the seed is given when they are made, and that of a reset is ignored."""
+
+    def __init__(self, name: str, num_envs: int, seed: int = 42):
+        super().__init__([partial(gymnasium.make, name)] * num_envs)
+        self.first: int | None = seed
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        seed, self.first = self.first, None
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.fixture
+def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What pools were seeded with, in a package like EnvPool."""
+    seeds: list[int] = []
+
+    def make(name: str, num_envs: int, seed: int = 42) -> Pool:
+        seeds.append(seed)
+        return Pool(name, num_envs, seed)
+
+    module: Any = ModuleType("envpool")
+    module.make_gymnasium = make
+    monkeypatch.setitem(sys.modules, "envpool", module)
+    return seeds
+
+
+def test_a_pool_is_seeded_when_it_is_made(seeds: list[int]) -> None:
+    def first(options: dict[str, Any], seed: int | None = None) -> Any:
+        vector = Environment("envpool:CartPole-v1", options).make(2, seed)
+        observation = vector.reset([0, 1])
+        vector.close()
+        return observation.tolist()
+
+    assert first({}, 1) == first({}, 1) != first({}, 2)
+    assert first({"seed": 2}, 1) == first({}, 2)
+    assert first({}) == first({})
+    assert seeds == [1, 1, 2, 2, 2, 42, 42]
+
+
+def test_an_evaluation_in_a_pool_is_seeded(seeds: list[int]) -> None:
+    environment = Environment("envpool:CartPole-v1")
+    policy = ActorCriticPolicy(spaces.Box(-9, 9, (4,)), spaces.Discrete(2))
+    with Evaluator(environment, policy, 3) as evaluator:
+        evaluator(policy.init(0), 1)
+    assert seeds == [3]
+
+
+def test_environments_that_will_not_do_are_closed() -> None:
+    closed: list[Any] = []
+
+    class Closing(Samples):
+        def close(self) -> None:
+            closed.append(self)
+
+    for space, frames in ((spaces.Text(3), 1), (spaces.Discrete(3), 2)):
+        with pytest.raises(RollstreamError):
+            Environment(partial(Closing, space), frame_stack=frames).make(2)
+    assert len(closed) == 4
 
 
 def test_an_environment_without_a_vector_of_its_own() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pytest
 from gymnasium import spaces
 
 import rollstream as rs
-from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm
+from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
 from rollstream.training import checkpoint
@@ -32,8 +34,9 @@ from rollstream.training.folder import RunError
 from rollstream.training.interrupts import Interrupts
 from rollstream.training.progress import RunAbout, Silent
 from rollstream.training.run import Run
-from rollstream.training.settings import SettingsError, configured
+from rollstream.training.settings import configured
 from rollstream.training.tuned import tuned, tuned_environments
+from rollstream.training.values import SettingsError
 
 SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
 """PPO in batches of 64 steps."""
@@ -468,6 +471,50 @@ def test_tuned_settings_are_used_and_overridden() -> None:
             configured(ALGORITHMS[name], environment)
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"environments": 0}, r"config environments=0: give a whole number, 1 or more"),
+        ({"environments": -1}, r"environments=-1: give a whole number, 1 or more"),
+        ({"rollout_length": 0}, r"rollout_length=0: give a whole number, 1 or more"),
+        ({"minibatch_size": 0}, r"minibatch_size=0: give a whole number, 1 or more"),
+        ({"epochs": 2.0}, r"epochs=2.0: give a whole number, 1 or more"),
+        ({"epochs": True}, r"epochs=True: give a whole number, 1 or more"),
+        ({"hidden": (-3,)}, r"hidden=\(-3,\): give a tuple of whole numbers, 1 or more"),
+        ({"hidden": [8, 0]}, r"hidden=\(8, 0\): give a tuple of whole numbers, 1 or more"),
+        ({"hidden": 256}, r"hidden=256: give a tuple of whole numbers, 1 or more"),
+        ({"learning_rate": -1}, r"learning_rate=-1: give a number, 0 or more"),
+        ({"learning_rate": "x"}, r"learning_rate='x': give a number, 0 or more"),
+        ({"learning_rate": math.nan}, r"learning_rate=nan: give a number, 0 or more"),
+        ({"discount": 2}, r"discount=2: give a number, from 0 to 1"),
+        ({"activation": "thanh"}, r"activation='thanh': give one of 'tanh', 'relu', 'silu'"),
+        ({"overlap": 1}, r"overlap=1: give True or False"),
+        (ppo.Config(learning_rate=-1), r"learning_rate=-1: give a number, 0 or more"),
+    ],
+)
+def test_values_that_a_setting_cannot_have(config: Any, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"{text}$"):
+        configured(ALGORITHMS["ppo"], "CartPole-v1", config)
+
+
+@dataclass(frozen=True)
+class OwnConfig(ppo.Config):
+    discount: float = 2.0
+    goal: tuple[float, str] | None = None
+    anything: Any = None
+
+
+def test_settings_of_ones_own_have_types_and_no_ranges() -> None:
+    own = replace(ALGORITHMS["ppo"], config=OwnConfig)
+    for given in ({"discount": -3}, {"goal": None}, {"anything": object()}):
+        configured(own, "", given)
+    assert configured(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
+    with pytest.raises(SettingsError, match=r"goal=\(1, 2\): give a tuple of a number, a text or None$"):
+        configured(own, "", {"goal": (1, 2)})
+    with pytest.raises(SettingsError, match="environments=0"):
+        configured(own, "", {"environments": 0})
+
+
 OWN = """
     from dataclasses import dataclass
     from rollstream.algos import ppo
@@ -484,6 +531,83 @@ OWN = """
 """
 
 
+ENVIRONMENT = """
+    import gymnasium
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    class MyEnv(CartPoleEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, 2 * reward, terminated, truncated, info
+
+    def make_env(pay=3):
+        return gymnasium.wrappers.TransformReward(CartPoleEnv(), lambda reward: pay * reward)
+
+    gymnasium.register("Mine-v0", MyEnv, max_episode_steps=20)
+"""
+
+
+@pytest.fixture
+def my_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module with environments of one's own, which can be imported here; its name."""
+    name = f"my_environment_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(ENVIRONMENT))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    gymnasium.registry.pop("Mine-v0", None)
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("source", ["{}:Mine-v0", "{}.py:MyEnv", "{}.py:make_env"])
+def test_an_environment_of_ones_own_in_a_file(
+    my_environment: str, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = source.format(my_environment)
+    small(Path("run"), env=env, steps=64, workers=2, evaluate_every=None)
+    os.mkdir("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    run = rs.load("../run")
+    result = run.evaluate(2)
+    assert result.mean_return == (3 if "make_env" in env else 2) * result.mean_length
+    again = rs.train("ppo", out="../run", resume=True, steps=128, quiet=True)
+    assert again.metrics[-1]["time/total_timesteps"] == 128
+
+
+def test_what_is_registered_here_is_known_to_workers_elsewhere() -> None:
+    register: Any = gymnasium.register
+    for name, entry_point in (("Called-v0", Lengths), ("Local-v0", lambda: Lengths())):
+        register(name, entry_point)
+        try:
+            run = small(None, env=name, steps=64, workers=2, evaluate_every=None)
+        finally:
+            del gymnasium.registry[name]
+        assert not any("events/deaths" in row for row in run.metrics)
+
+
+MAIN = """
+    import gymnasium
+    from gymnasium.envs.classic_control import CartPoleEnv
+    import rollstream as rs
+
+    class MyEnv(CartPoleEnv):
+        pass
+
+    if __name__ == "__main__":
+        gymnasium.register("Main-v0", "__main__:MyEnv")
+        rs.train("ppo", env="Main-v0", steps=8, workers=2, quiet=True,
+                 config={"environments": 2, "rollout_length": 4, "minibatch_size": 8, "epochs": 1})
+"""
+
+
+def test_what_a_script_registers_is_known_to_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(MAIN))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, timeout=110, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(textwrap.dedent(OWN))
@@ -494,7 +618,7 @@ def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: 
     assert run.metrics[-1]["time/total_timesteps"] == 256  # its plan has ended by itself, and is saved
     assert run.config.patience == 4
     assert run.recipe.engine == "processes"
-    with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN'; it has MINE"):
+    with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN': it has .*own.py:MINE"):
         algorithm(f"{file}:MIEN")
     with pytest.raises(
         UnknownAlgorithm, match=r"there is no file nowhere.py, which nowhere.py:MINE should be"
@@ -568,7 +692,47 @@ def tuples() -> Any:
             "ppo",
             {"env": "CartPoel-v1"},
             UnknownEnvironment,
-            r"there is no environment 'CartPoel-v1'.*CartPole-v1",
+            r"there is no environment 'CartPoel-v1' \(did you mean CartPole-v1, .*\?\); one of your own is",
+        ),
+        (
+            "ppo",
+            {"env": "CartPole-v9"},
+            UnknownEnvironment,
+            r"^there is no environment 'CartPole-v9' \(did you mean [^?]*CartPole-v1[^?]*\?\); one of your",
+        ),
+        (
+            "ppo",
+            {"env": "json:Mine-v0"},
+            UnknownEnvironment,
+            r"'Mine-v0'.*; json registers none of that name",
+        ),
+        ("ppo", {"env": "nomodule:Mine-v0"}, UnknownEnvironment, r"nomodule:Mine-v0 needs a package"),
+        ("ppo", {"env": __file__}, UnknownEnvironment, r"say which environment in it .*: it has .*:Lengths,"),
+        ("ppo", {"env": "nowhere.py:Mine"}, UnknownEnvironment, r"there is no file nowhere.py, which"),
+        (
+            "ppo",
+            {"env": 3},
+            UnknownEnvironment,
+            r"env is of type int; give an id .* or a function that makes",
+        ),
+        ("ppo", {"env": gymnasium}, UnknownEnvironment, r"env is of type module; give an id"),
+        (
+            "ppo",
+            {"env": gymnasium.make("Acrobot-v1")},
+            UnknownEnvironment,
+            r"env is of type TimeLimit; .*: env=lambda: gymnasium.make\('Acrobot-v1'\)",
+        ),
+        (
+            "ppo",
+            {"env": lambda: 3},
+            UnknownEnvironment,
+            r"<lambda> made int 3; let it make one gymnasium.Env",
+        ),
+        (
+            "ppo",
+            {"env": lambda: gymnasium.make_vec("CartPole-v1", 2)},
+            UnknownEnvironment,
+            r"<lambda> made .*Vector.*; let it make one gymnasium.Env",
         ),
         ("ppo", {"env": "envpool:Pong-v5"}, UnknownEnvironment, r"pip install 'rollstream\[envpool\]'"),
         (

@@ -55,7 +55,8 @@ class Train(Generic[C]):
     config: C
     """Settings of the algorithm. The defaults are those tuned for the environment, where there are some."""
     env: Annotated[str | None, arg(metavar="ID", help_behavior_hint=_EXCEPT)] = None
-    """The environment: a Gymnasium id such as CartPole-v1."""
+    """The environment: a Gymnasium id such as CartPole-v1, my_module:Mine-v0 for what a module of one's own
+    registers, or my_file.py:MyEnv for a class or function in a file."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_EXCEPT)] = None
     """Environment steps, rounded up to whole batches."""
     seed: int = 0
@@ -155,8 +156,12 @@ class Graph(Generic[C]):
         from rollstream.engine import engine as new_engine
         from rollstream.rl.algorithm import Task
         from rollstream.rl.environments import Environment as Recipe
+        from rollstream.training.request import require_whole
+        from rollstream.training.settings import configured
 
+        require_whole(0, workers=self.workers)
         algorithm = algos.algorithm(self.algorithm)
+        configured(algorithm, self.env, self.config)  # raises for values that cannot be
         task = Task(Recipe(self.env), steps=1, workers=self.workers)
         with new_engine("inline") as engine:
             plan = algorithm.plan(algorithm.workers(engine, self.config, task), self.config)
@@ -169,12 +174,12 @@ class List:
 
     def run(self, _: Sequence[str]) -> None:
         """Write a paragraph for each algorithm; read, not imported, so that it is quick."""
-        from rollstream.algos import ALGORITHMS
+        from rollstream.algos import ALGORITHMS, home
         from rollstream.training.tuned import tuned_environments
 
         width = max(map(len, ALGORITHMS))
         for name in ALGORITHMS:
-            print(f"{name:<{width}}  {_first_line(f'rollstream.algos.{name}')}")
+            print(f"{name:<{width}}  {_first_line(home(name))}")
             if environments := tuned_environments(name):
                 print(f"{'':<{width}}  tuned for {', '.join(environments)}")
 
@@ -222,6 +227,8 @@ def main(args: Sequence[str] | None = None) -> None:
     done, 130 after Ctrl-C and 143 after SIGTERM.
     """
     args = (sys.argv[1:] if args is None else list(args)) or ["--help"]
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # where modules of one's own are
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         try:
@@ -314,9 +321,8 @@ def _given(config: Any, args: Sequence[str]) -> list[str]:
 
 def _new_folder(algorithm: str, environment: str, seed: int) -> Path:
     """A folder for a run that nobody named; never one that is there already."""
-    name = f"{Path(algorithm).name.rpartition(':')[2]}-{environment}-{seed}".replace("/", "-").replace(
-        ":", "-"
-    )
+    own, environment = (text.rpartition(":")[2] for text in (algorithm, environment))
+    name = f"{own}-{environment}-{seed}".replace("/", "-")
     folder, count = Path("runs", name), 1
     while folder.exists():
         count += 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from types import FunctionType
+from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rollstream.engine import RollstreamError
+from rollstream.files import file_and_name, load_from_file
 from rollstream.rl.spaces import require_observations
 from rollstream.rl.vector import FrameStack, LeanVector, NativeVector, Vector
 
@@ -30,8 +33,9 @@ class UnknownEnvironment(RollstreamError):
 class Environment:
     """A recipe for environments, made where they are needed.
 
-    `Environment("CartPole-v1")`, `Environment("ALE/Pong-v5")`, `Environment("envpool:Pong-v5")`, or a
-    function that makes one.
+    `Environment("CartPole-v1")`, `Environment("ALE/Pong-v5")`, `Environment("envpool:Pong-v5")`,
+    `Environment("my_module:Mine-v0")` for what a module registers, `Environment("my_file.py:MyEnv")` for a
+    class or function in a file, or a function that makes one.
     """
 
     source: Source
@@ -41,83 +45,140 @@ class Environment:
     """How many observations a policy sees at once."""
     vectorization: Literal["auto", "lean", "native"] = "auto"
     """Plain environments one after the other, or a vector environment of its own where there is one."""
+    found: Any = field(default=None, init=False, repr=False, compare=False)
+    """What the source stands for, where it may be unknown: in another process."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, str) or callable(self.source):
+            return
+        known = getattr(getattr(self.source, "spec", None), "id", "CartPole-v1")
+        raise UnknownEnvironment(
+            f"env is of type {type(self.source).__name__}; give an id of Gymnasium, or a function that makes "
+            f"an environment, for there are several: env=lambda: gymnasium.make({known!r})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With what is registered, or in a file, here: where this arrives, it need not be."""
+        found = self._found() if isinstance(self.source, str) and not _is_envpool(self.source) else None
+        if isinstance(found, EnvSpec) and str(found.entry_point).startswith("__main__:"):
+            found = copy.deepcopy(found)
+            found.entry_point = cast(Any, load_env_creator(str(found.entry_point)))
+        return {**vars(self), "found": found}
 
     @property
     def name(self) -> str:
         """For people."""
-        return (
-            self.source
-            if isinstance(self.source, str)
-            else getattr(self.source, "__name__", repr(self.source))
-        )
+        if not isinstance(self.source, str):
+            return getattr(self.source, "__name__", repr(self.source))
+        parts = file_and_name(self.source)
+        return self.source if parts is None else parts[1]
 
-    def make(self, count: int) -> Vector:
-        """So many, side by side."""
-        vector = self._vector(count)
-        require_observations(vector.observation_space)
-        if self.frame_stack > 1:
-            if not isinstance(vector.observation_space, spaces.Box) or not vector.observation_space.shape:
-                raise UnknownEnvironment(
-                    f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
-                    f"{self.name} are {vector.observation_space}"
-                )
-            vector = FrameStack(vector, self.frame_stack)
-        return vector
+    def make(self, count: int, seed: int | None = None) -> Vector:
+        """So many, side by side. The seed is for those that take none when they are reset, as EnvPool's."""
+        vector = self._vector(count, seed)
+        try:
+            require_observations(vector.observation_space)
+            return vector if self.frame_stack == 1 else self._stacked(vector)
+        except RollstreamError:
+            vector.close()
+            raise
+
+    def _stacked(self, vector: Vector) -> Vector:
+        space = vector.observation_space
+        if not isinstance(space, spaces.Box) or not space.shape:
+            raise UnknownEnvironment(
+                f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
+                f"{self.name} are {space}"
+            )
+        return FrameStack(vector, self.frame_stack)
 
     def one(self, **options: Any) -> gymnasium.Env[Any, Any]:
         """A single plain one, to look at or to film."""
-        options = {**self.options, **options}
-        if callable(self.source):
-            return self.source(**options)
-        return _made(self.source, options)
+        options, found = {**self.options, **options}, self._found()
+        if isinstance(found, EnvSpec):
+            return _made(self.name, found, options)
+        made = found(**options)
+        if not isinstance(made, gymnasium.Env):
+            raise UnknownEnvironment(
+                f"{self.name} made {type(made).__name__} {made!r}; let it make one gymnasium.Env, of which "
+                f"several are then run side by side"
+            )
+        return made
 
-    def _vector(self, count: int) -> Vector:
-        if isinstance(self.source, str):
-            if self.source.startswith("envpool:"):
-                return NativeVector(_envpool(self.source.partition(":")[2], count, self.options))
-            native = _spec(self.source).vector_entry_point is not None
-            only_native = self.source.startswith("ALE/")
+    def _found(self) -> Any:
+        """What is registered under an id, or a function."""
+        if self.found is not None:
+            return self.found
+        if not isinstance(self.source, str):
+            return self.source
+        if (parts := file_and_name(self.source)) is not None:
+            return load_from_file(*parts, "environment", _makes_environments, UnknownEnvironment)
+        return _spec(self.source)
+
+    def _vector(self, count: int, seed: int | None) -> Vector:
+        if _is_envpool(self.source):
+            options = self.options if seed is None else {"seed": seed, **self.options}
+            return NativeVector(_envpool(self.name.partition(":")[2], count, options))
+        if isinstance(found := self._found(), EnvSpec):
+            native = found.vector_entry_point is not None
+            only_native = self.name.startswith("ALE/")
             wanted = self.vectorization == "native" or (
                 self.vectorization == "auto" and native and (count >= MANY or only_native)
             )
             if wanted and not native:
                 raise UnknownEnvironment(
-                    f"{self.source} has no vector environment of its own; leave vectorization at 'auto'"
+                    f"{self.name} has no vector environment of its own; leave vectorization at 'auto'"
                 )
             if wanted:
-                return NativeVector(_made_vector(self.source, count, self.options))
-        return LeanVector(partial(self.one), count)
+                return NativeVector(_made_vector(self.name, found, count, self.options))
+        return LeanVector(self.one, count)
 
 
-def _spec(name: str) -> Any:
+def _is_envpool(source: Source) -> bool:
+    return isinstance(source, str) and source.startswith("envpool:")
+
+
+def _makes_environments(value: Any) -> bool:
+    return isinstance(value, FunctionType) or (isinstance(value, type) and issubclass(value, gymnasium.Env))
+
+
+def _spec(name: str) -> EnvSpec:
     _register_atari(name)
+    module, _, own = name.rpartition(":")
     try:
-        return gymnasium.spec(name)
-    except gymnasium.error.Error as error:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(own)
+    except gymnasium.error.Error:
         known = [spec for spec in gymnasium.registry if not spec.startswith(("phys2d/", "tabular/"))]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise UnknownEnvironment(f"there is no environment {name!r}: {error}{hint}") from None
+        near = [one for one in difflib.get_close_matches(own, known, n=3, cutoff=0.5) if one != own]
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        own_way = f"{module} registers none of that name" if module else "one of your own is my_file.py:MyEnv"
+        raise UnknownEnvironment(
+            f"there is no environment {own!r}{hint}; {own_way}, or my_module:{own} if my_module registers it"
+        ) from None
     except ModuleNotFoundError as error:
         raise _missing(name, error) from None
 
 
-def _made(name: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    spec = copy.deepcopy(_spec(name))
+def _made(name: str, spec: EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    spec = copy.deepcopy(spec)
     spec.order_enforce = False  # the vector keeps order itself: 1 us a step
     try:
         return gymnasium.make(spec, disable_env_checker=True, **options)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise _missing(name, error) from None
     except TypeError as error:
-        raise UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}") from None
+        raise _odd_options(name, options, error) from None
 
 
-def _made_vector(name: str, count: int, options: Mapping[str, Any]) -> Any:
+def _made_vector(name: str, spec: EnvSpec, count: int, options: Mapping[str, Any]) -> Any:
     try:
-        return gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point", **options)
+        return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise _missing(name, error) from None
+    except TypeError as error:
+        raise _odd_options(name, options, error) from None
 
 
 def _register_atari(name: str) -> None:
@@ -135,6 +196,10 @@ def _envpool(name: str, count: int, options: Mapping[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         raise _missing(name, error) from None
     return envpool.make_gymnasium(name, num_envs=count, **options)
+
+
+def _odd_options(name: str, options: Mapping[str, Any], error: Exception) -> UnknownEnvironment:
+    return UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}")
 
 
 def _missing(name: str, error: Exception) -> UnknownEnvironment:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from gymnasium import Space, spaces
 
@@ -118,6 +119,17 @@ def take(source: Observation, index: Any) -> Observation:
     if isinstance(source, tuple):
         return tuple(take(part, index) for part in source)
     return source[index]
+
+
+def forgotten(state: Any, initial: Any, begun: Sequence[int]) -> Any:
+    """What a policy remembers of each environment, as it is at first where an episode has begun."""
+
+    def forget(own: Any, fresh: Any) -> Any:
+        changed = np.array(own)
+        changed[begun] = np.asarray(fresh)[begun]
+        return changed
+
+    return jax.tree.map(forget, state, initial)
 
 
 def _dtype(space: Space[Any]) -> Any:

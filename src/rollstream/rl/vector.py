@@ -82,7 +82,7 @@ class LeanVector(Vector):
         self._environments = [make() for _ in range(count)]
         first = self._environments[0]
         self.action_space = first.action_space
-        self._masked = _has_mask(first.reset(seed=0)[1], first.action_space)
+        self._masked = _has_mask(first, first.observation_space, first.action_space)
         self.observation_space = _with_mask(first.observation_space, first.action_space, self._masked)
         self._convert = actions_for(self.action_space)
         self._template = zeros(self.observation_space, count)
@@ -108,7 +108,7 @@ class LeanVector(Vector):
             rewards[index] = reward
             if terminated or truncated:
                 terminations[index], truncations[index] = terminated, truncated
-                final.append((index, _copied(self._seen(observation, info))))
+                final.append((index, _copied(self._seen(observation, info, final=True))))
                 observation, info = environment.reset()
             if self._plain:
                 observations[index] = observation
@@ -117,10 +117,16 @@ class LeanVector(Vector):
         ended = [index for index, _ in final]
         return Transition(observations, rewards, terminations, truncations, ended, final, None)
 
-    def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
+    def _seen(self, observation: Any, info: dict[str, Any], *, final: bool = False) -> Observation:
         if not self._masked:
             return observation
-        return {"observation": observation, "action_mask": _joined(info["action_mask"])}
+        if "action_mask" in info:
+            mask = joined_mask(info["action_mask"])
+        elif final:  # nobody acts on it
+            mask = np.ones(self._template["action_mask"].shape[1:], np.int8)
+        else:
+            raise _without_mask(self._environments[0])
+        return {"observation": observation, "action_mask": mask}
 
     def state_dict(self) -> dict[str, Any]:
         """Of each environment."""
@@ -144,11 +150,9 @@ class NativeVector(Vector):
         self.count = environment.num_envs
         self._mode = AutoresetMode(environment.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.action_space = environment.single_action_space
-        self._masked = _has_mask(environment.reset(seed=0)[1], self.action_space)
-        self.observation_space = _with_mask(
-            environment.single_observation_space, self.action_space, self._masked
-        )
-        self._masks = zeros(self.observation_space, self.count)["action_mask"] if self._masked else None
+        space = environment.single_observation_space
+        self._masked = _has_mask(environment, space, self.action_space)
+        self.observation_space = _with_mask(space, self.action_space, self._masked)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         self._ended = np.zeros(self.count, bool)
         self._convert = actions_for(self.action_space, whole=True)
@@ -165,25 +169,22 @@ class NativeVector(Vector):
         final: list[tuple[int, Observation]] = []
         before, self._ended = self._ended, np.logical_or(terminated, truncated)
         ended = np.flatnonzero(self._ended).tolist()
+        needed, before_reset = True, None
         if self._mode is AutoresetMode.SAME_STEP and ended:
-            last = [_copied(take(info["final_obs"], index)) for index in ended]
-            if self._masked:
-                masks = info["final_info"]["action_mask"]
-                last = [
-                    {"observation": own, "action_mask": _joined(masks[index])}
-                    for index, own in zip(ended, last, strict=True)
-                ]
-            final = list(zip(ended, last, strict=True))
-        elif self._mode is AutoresetMode.DISABLED and ended:
-            last = self._seen(observation, info)
-            final = [(index, _copied(take(last, index))) for index in ended]
+            final = self._final(info, ended)
+        elif ended:
+            needed = ~self._ended
+        if self._mode is AutoresetMode.DISABLED and ended:
+            before_reset = self._seen(observation, info, needed)
+            final = [(index, _copied(take(before_reset, index))) for index in ended]
             observation, info = self._environment.reset(options={"reset_mask": self._ended})
+            needed = self._ended
         real = None
         if self._mode is AutoresetMode.NEXT_STEP and before.any():
             real = ~before
             reward = np.where(before, 0, reward)
         return Transition(
-            self._seen(observation, info),
+            self._seen(observation, info, needed, before_reset),
             np.asarray(reward, np.float32),
             terminated,
             truncated,
@@ -192,15 +193,32 @@ class NativeVector(Vector):
             real,
         )
 
-    def _seen(self, observation: Any, info: dict[str, Any]) -> Observation:
+    def _final(self, info: dict[str, Any], ended: list[int]) -> list[tuple[int, Observation]]:
+        final = [(index, _copied(take(info["final_obs"], index))) for index in ended]
+        if not self._masked:
+            return final
+        legal = self._legal(info.get("final_info", {}), needed=False)
+        return [(index, {"observation": own, "action_mask": legal[index]}) for index, own in final]
+
+    def _seen(
+        self, observation: Any, info: dict[str, Any], needed: Any = True, before: Any = None
+    ) -> Observation:
         seen = _copied(observation)  # some environments write into the same arrays again
-        if self._masks is None:
+        if not self._masked:
             return seen
-        masks, told = info["action_mask"], info.get("_action_mask", np.ones(self.count, bool))
-        self._masks = self._masks.copy()
-        for index in np.flatnonzero(told):  # a reset of some tells of those alone
-            self._masks[index] = _joined(masks[index])
-        return {"observation": seen, "action_mask": self._masks}
+        others = None if before is None else before["action_mask"]
+        return {"observation": seen, "action_mask": self._legal(info, needed, others)}
+
+    def _legal(self, info: dict[str, Any], needed: Any, others: Any = None) -> np.ndarray[Any, Any]:
+        """Masks of all rows: where none is told and none is needed, that of others, or all actions."""
+        told = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.count)
+        if (needed & ~told).any():
+            raise _without_mask(self._environment)
+        space: Any = self.observation_space
+        legal = zeros(space["action_mask"], self.count) + np.int8(1) if others is None else others.copy()
+        for index in np.flatnonzero(told):
+            legal[index] = joined_mask(info["action_mask"][index])
+        return legal
 
     def state_dict(self) -> dict[str, Any]:
         """Of all at once."""
@@ -291,8 +309,21 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
     return lambda actions: actions
 
 
-def _has_mask(info: dict[str, Any], actions: gymnasium.Space[Any]) -> bool:
+def _has_mask(environment: Any, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> bool:
+    """Whether an environment tells beside its observations which actions are legal, and not in them."""
+    _, info = environment.reset(seed=0)
+    if isinstance(observations, spaces.Dict) and "action_mask" in observations.spaces:
+        return False
     return "action_mask" in info and isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete))
+
+
+def _without_mask(environment: Any) -> SpaceError:
+    spec = environment.spec
+    name = type(environment.unwrapped).__name__ if spec is None else spec.id
+    return SpaceError(
+        f"{name} told by info['action_mask'] which actions are legal when it was reset, and does not after a "
+        f"step; let it do so with every observation that is acted on"
+    )
 
 
 def _with_mask(space: gymnasium.Space[Any], actions: Any, masked: bool) -> gymnasium.Space[Any]:
@@ -302,9 +333,11 @@ def _with_mask(space: gymnasium.Space[Any], actions: Any, masked: bool) -> gymna
     return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(size)})
 
 
-def _joined(mask: Any) -> Any:
+def joined_mask(mask: Any) -> Any:
     """One mask of several choices, which Gymnasium has a part each for."""
-    return np.concatenate(mask) if isinstance(mask, tuple) else mask
+    if isinstance(mask, (tuple, list)):
+        return np.concatenate([np.atleast_1d(part) for part in mask])
+    return mask
 
 
 def _copied(observation: Observation) -> Observation:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import Observation, channel_axis, put, zeros
-from rollstream.rl.vector import actions_for
+from rollstream.rl.vector import actions_for, joined_mask
 from rollstream.rl.worker import processor
 
 
@@ -60,9 +60,6 @@ class TrainedPolicy:
         self.observation_space = observation_space
         self.action_space = action_space
         self._frames = frames
-        self._masked = (
-            isinstance(observation_space, spaces.Dict) and "action_mask" in observation_space.spaces
-        )
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._placed = placed(policy, weights)
@@ -107,11 +104,11 @@ class TrainedPolicy:
         return self._stack
 
     def _with_mask(self, observation: Any, mask: Any) -> Observation:
-        if not self._masked or (isinstance(observation, dict) and "action_mask" in observation):
+        space = self.observation_space
+        if not isinstance(space, spaces.Dict) or "action_mask" not in space.spaces:
             return observation
-        assert isinstance(self.observation_space, spaces.Dict)
+        if isinstance(observation, dict) and observation.keys() == space.spaces.keys():
+            return observation
         if mask is None:
-            mask = np.ones(self.observation_space["action_mask"].shape or (), np.int8)
-        elif isinstance(mask, tuple):  # one part for each action of several
-            mask = np.concatenate(mask)
-        return {"observation": observation, "action_mask": mask}
+            mask = np.ones(space["action_mask"].shape or (), np.int8)
+        return {"observation": observation, "action_mask": joined_mask(mask)}

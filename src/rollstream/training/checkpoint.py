@@ -2,7 +2,8 @@
 
 `state.json` has the structure, `arrays.safetensors` the arrays, `weights.safetensors` the policy's weights by
 themselves, and `manifest.json` a checksum of each. A folder is written under another name, flushed to the
-disk and renamed, so a crash leaves either the whole of it or a leftover that the next save removes.
+disk and renamed, so a crash leaves either the whole of it or a leftover that the next save removes. One that
+is replaced is set aside until the new one is in its place.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from rollstream.engine import RollstreamError
 from rollstream.training.plain import packed, unpacked
 
 _FORMAT = 1
-_NAME = re.compile(r"step_(\d+)")
-_PARTIAL = ".partial"
+_NAME = re.compile(r"step_(\d+)(\.old)?")
+_PARTIAL, _OLD = ".partial", ".old"
 _FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
 
 
@@ -53,19 +54,25 @@ def save_checkpoint(
 ) -> Path:
     """Write a state as the folder's newest checkpoint, and remove all but the newest `keep`."""
     structure, arrays = packed(state)
+    named, plain = packed(dict(weights or {}))
     files = {
         "state.json": json.dumps(structure, allow_nan=False).encode(),
         "arrays.safetensors": save(arrays),
-        "weights.safetensors": save(
-            {name: np.asarray(own, order="C") for name, own in (weights or {}).items()}
-        ),
+        "weights.safetensors": save(plain),
     }
-    sums = {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()}
-    files["manifest.json"] = json.dumps({"format": _FORMAT, "step": step, "files": sums}, indent=2).encode()
+    manifest = {
+        "format": _FORMAT,
+        "step": step,
+        "files": {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()},
+        "dtypes": {name: own for name, own in named.items() if "dtype" in own},
+    }
+    files["manifest.json"] = json.dumps(manifest, indent=2).encode()
+    for leftover in folder.glob(f"*{_PARTIAL}"):
+        _removed(leftover)
     path = folder / f"step_{step:09d}"
     write_folder(path, files)
     for _, old in _found(folder)[keep:]:
-        shutil.rmtree(old)
+        _removed(old)
     return path
 
 
@@ -78,7 +85,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Only the policy's weights of a checkpoint."""
-    return load(_verified(path, "weights.safetensors"))
+    weights = load(_verified(path, "weights.safetensors"))
+    return weights | unpacked(_manifest(path).get("dtypes", {}), weights)
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -102,7 +110,7 @@ def remove_after(folder: Path, step: int) -> None:
     """Remove checkpoints that are newer than a step: the training goes on from there."""
     for own, path in _found(folder):
         if own > step:
-            shutil.rmtree(path)
+            _removed(path)
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -120,8 +128,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder with these files, at once; one of that name is replaced."""
-    partial = path.with_name(path.name + _PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = path.with_name(path.name + _PARTIAL), path.with_name(path.name + _OLD)
     try:
         with writing(path):
             partial.mkdir(parents=True)
@@ -132,9 +139,11 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if path.exists():
-        shutil.rmtree(path)
+        _removed(old)
+        os.rename(path, old)
     os.rename(partial, path)
     _synced(path.parent)
+    _removed(old)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -166,24 +175,32 @@ def _synced(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _removed(path: Path) -> None:
+    """Take away a folder, or a file, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _found(folder: Path) -> list[tuple[int, Path]]:
-    """Checkpoints there are, newest first."""
+    """Checkpoints there are, newest first, and one that was set aside after what was to replace it."""
     paths = folder.iterdir() if folder.is_dir() else ()
     steps = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
-    return sorted(steps, reverse=True)
+    return sorted(steps, key=lambda found: (-found[0], found[1].name))
 
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        known, _ = manifest["files"], manifest["step"]
+        known, form, _ = manifest["files"], manifest["format"], manifest["step"]
         assert all("sha256" in one for one in known.values())
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json cannot be read") from None
-    if manifest["format"] != _FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {manifest['format']}, not {_FORMAT}")
+    if form != _FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {form}, not {_FORMAT}")
     return manifest
 
 
@@ -193,6 +210,8 @@ def _verified(path: Path, name: str) -> bytes:
         data = (path / name).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing") from None
+    except OSError:
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} cannot be read") from None
     if len(data) != expected.get("bytes"):
         reason = f"{name} has {len(data):,} bytes instead of {expected.get('bytes', 0):,}"
         raise CheckpointError(f"checkpoint {path} is damaged: {reason}")

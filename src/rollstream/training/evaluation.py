@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
+from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.environments import Environment
 from rollstream.rl.operators import Report
-from rollstream.rl.policy import Policy, State, Weights
+from rollstream.rl.policy import Policy, Weights
+from rollstream.rl.spaces import forgotten
 from rollstream.rl.vector import Vector
 from rollstream.rl.workers import Workers
 from rollstream.training.acting import likeliest, placed
 
 _WIDTH = 16
 """Environments side by side, at most."""
+_LONGEST = 100_000
+"""Steps of an episode, at most: not every environment ends by itself whatever is done in it."""
+
+
+class EvaluationStopped(RollstreamError):
+    """It was asked to end before its episodes had."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,35 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs episodes in environments of its own. The same weights and seed give the same episodes."""
+    """Runs episodes in environments of its own. The same weights and seed give the same episodes.
 
-    def __init__(self, environment: Environment, policy: Policy, seed: int = 0):
+    Args:
+        environment: where.
+        policy: what acts.
+        seed: of the episodes.
+        longest: steps of an episode, at most. One that has not ended by then counts as it is, and its
+            environment begins no other.
+        say: tells a person, once, that an episode was that long.
+        stopped: asked after each step, it ends the evaluation by `EvaluationStopped`.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        policy: Policy,
+        seed: int = 0,
+        *,
+        longest: int = _LONGEST,
+        say: Callable[[str], None] = warnings.warn,
+        stopped: Callable[[], bool] = lambda: False,
+    ):
         self._environment = environment
         self._policy = policy
         self._seed = seed
+        self._longest = longest
+        self._say = say
+        self._stopped = stopped
+        self._told = False
         self._step = likeliest(policy)
         self._vector: Vector | None = None
 
@@ -71,17 +102,31 @@ class Evaluator:
                     ended.append((float(returns[index]), float(lengths[index])))
                     left[index] -= 1
                 returns[index] = lengths[index] = 0
+            for index in np.flatnonzero((lengths >= self._longest) & (left > 0)):
+                ended.append((float(returns[index]), float(lengths[index])))
+                left[index] = 0
+                self._tell()
             if begun := step.begun:
-                state = _forgotten(state, self._policy.initial_state(vector.count), begun)
+                state = forgotten(state, self._policy.initial_state(vector.count), begun)
+            if self._stopped():
+                raise EvaluationStopped("the evaluation was stopped before its episodes had ended")
         all_returns, all_lengths = np.array(ended).T
         return Evaluation(
             float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)
         )
 
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._say(
+                f"an episode of {self._environment.name} has not ended after {self._longest:,} steps, and is "
+                f"evaluated as it is; limit them, as by env_options={{'max_episode_steps': 1000}}"
+            )
+
     def _made(self, count: int) -> Vector:
         if self._vector is None or self._vector.count != count:
             self.close()
-            self._vector = self._environment.make(count)
+            self._vector = self._environment.make(count, self._seed)
         return self._vector
 
     def close(self) -> None:
@@ -95,17 +140,6 @@ class Evaluator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _forgotten(state: State, initial: State, begun: list[int]) -> State:
-    """What a policy remembers, without what was before an episode that has begun."""
-
-    def forget(own: Any, fresh: Any) -> Any:
-        changed = np.array(own)
-        changed[begun] = np.asarray(fresh)[begun]
-        return changed
-
-    return jax.tree.map(forget, state, initial)
 
 
 # In a flow ---------------------------------------------------------------------------------------
@@ -141,7 +175,10 @@ class _Evaluate:
         steps = int(report["time/total_timesteps"])
         if steps < self._due:
             return report
-        evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)
+        try:
+            evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)
+        except EvaluationStopped:  # it stays due
+            return report
         self._due = (steps // self._every + 1) * self._every
         self._count += 1
         self._best = max(self._best, evaluation.mean_return)

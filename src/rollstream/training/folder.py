@@ -18,6 +18,7 @@ from typing import Any
 from rollstream.algos import ALGORITHMS
 from rollstream.algos import algorithm as algorithm_of
 from rollstream.engine import RollstreamError
+from rollstream.files import file_and_name
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
@@ -176,9 +177,10 @@ def _home(algorithm: Algorithm[Any]) -> str:
 
 
 def _source(source: Any) -> Any:
-    """A name, or where a function is to be found."""
+    """A name, a file and a name in it, or where a function is to be found."""
     if isinstance(source, str):
-        return source
+        parts = file_and_name(source)
+        return source if parts is None else f"{parts[0].resolve()}:{parts[1]}"
     module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", None)
     return {"module": module, "name": name}
 

@@ -69,12 +69,13 @@ class Loop:
         self._tell_of_the_beginning(about, start is None and resume)
         with ExitStack() as scope:
             engine = scope.enter_context(open_engine(recipe.engine))
-            workers, plan = self._built(engine, scope)
+            interrupts = Interrupts(self._display.note)
+            workers, plan = self._built(engine, scope, interrupts)
             if start is not None:
                 plan.load_state_dict(start.state["plan"])
             log = scope.enter_context(closing(self._opened(engine, done)))
             self.rows = log.rows
-            interrupts = scope.enter_context(Interrupts(self._display.note))
+            scope.enter_context(interrupts)
             self._train(plan, workers, log, start, interrupts)
             plan.close()
             self.weights = workers.learner.published()
@@ -91,7 +92,9 @@ class Loop:
                 + (f", and replaces {rows:,} rows of metrics" if rows else "")
             )
 
-    def _built(self, engine: Engine, scope: ExitStack) -> tuple[Workers, Iter[Report]]:
+    def _built(
+        self, engine: Engine, scope: ExitStack, interrupts: Interrupts
+    ) -> tuple[Workers, Iter[Report]]:
         algorithm, config, task = self._recipe.algorithm, self._recipe.config, self._recipe.task
         try:
             workers = algorithm.workers(engine, config, task)
@@ -99,7 +102,13 @@ class Loop:
             raise SpaceError(f"{algorithm.name} cannot learn in {task.environment.name}: {error}") from None
         plan, evaluation = algorithm.plan(workers, config), self._recipe.evaluation
         if evaluation["every"] is not None:
-            evaluator = Evaluator(task.environment, workers.learner.policy, task.seed)
+            evaluator = Evaluator(
+                task.environment,
+                workers.learner.policy,
+                task.seed,
+                say=self._display.note,
+                stopped=lambda: interrupts.received is not None,
+            )
             scope.enter_context(evaluator)
             plan = with_evaluation(plan, workers, evaluator, evaluation["every"], evaluation["episodes"])
         return workers, plan
@@ -158,9 +167,9 @@ class Loop:
         state["evaluated"] = report.get("eval/mean_reward")
         self._tell_of_environments(state["plan"]["actors"])
         steps, weights = int(report[STEPS]), workers.learner.published()
-        save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
-        if _is_best(report):
+        if _is_best(report):  # first: a run that goes on from this checkpoint has the best one, too
             save_checkpoint(self._folder / "best", steps, state, weights=weights, keep=1)
+        save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
 
     def _draw(self) -> None:
         if self._folder is not None:

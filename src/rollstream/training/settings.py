@@ -8,15 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rollstream.algos import nearest
-from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training.tuned import tuned
+from rollstream.training.values import SettingsError, require_values
 
 C = TypeVar("C")
-
-
-class SettingsError(RollstreamError):
-    """Settings that an algorithm does not have."""
 
 
 def configured(algorithm: Algorithm[C], environment: str, config: C | Mapping[str, Any] | None = None) -> C:
@@ -34,19 +30,26 @@ def configured(algorithm: Algorithm[C], environment: str, config: C | Mapping[st
             f"config is a {type(config).__module__}.{type(config).__qualname__}; {algorithm.name} takes a "
             f"{algorithm.config.__module__}.{algorithm.config.__qualname__}, or a dict of some of its options"
         )
+    require_values(algorithm.config, {name: getattr(config, name) for name in _names(algorithm)})
     return config
 
 
 def settings(algorithm: Algorithm[C], options: Mapping[str, Any]) -> C:
     """An algorithm's settings from options by name; the others are as the algorithm has them."""
     hints = typing.get_type_hints(algorithm.config)
-    known = [field.name for field in dataclasses.fields(typing.cast(Any, algorithm.config))]
+    known = _names(algorithm)
     for name in options:
         if name not in known:
             raise SettingsError(
                 f"{algorithm.name} has no option {name!r}{nearest(name, known)}; it has {', '.join(known)}"
             )
-    return algorithm.config(**{name: _as(hints[name], value) for name, value in options.items()})
+    values = {name: _as(hints[name], value) for name, value in options.items()}
+    require_values(algorithm.config, values)
+    return algorithm.config(**values)
+
+
+def _names(algorithm: Algorithm[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(algorithm.config)]
 
 
 def as_json(config: Any) -> dict[str, Any]:
@@ -56,4 +59,9 @@ def as_json(config: Any) -> dict[str, Any]:
 
 def _as(hint: Any, value: Any) -> Any:
     """JSON has lists where settings have tuples."""
-    return tuple(value) if isinstance(value, list) and typing.get_origin(hint) is tuple else value
+    is_tuple = tuple in map(typing.get_origin, (hint, *typing.get_args(hint)))  # or one of several types is
+    return _tupled(value) if is_tuple else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

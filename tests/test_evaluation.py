@@ -1,0 +1,191 @@
+"""Evaluation: when it is due, what counts as an episode, and that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import rollstream as rs
+from rollstream.rl.environments import Environment
+from rollstream.rl.vector import NativeVector
+from rollstream.training import loop
+from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
+from rollstream.training.progress import Silent
+from rollstream.training.run import Run
+
+SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
+"""PPO in batches of 64 steps."""
+
+
+class Still:
+    """A policy that always does the same."""
+
+    compiled = False
+
+    def initial_state(self, size: int) -> Any:
+        return ()
+
+    def step(self, weights: Any, observation: Any, state: Any, noise: Any) -> Any:
+        return np.zeros(len(observation), int), state
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Pays 2 a step; has no end but after a number of steps, if one is given."""
+
+    observation_space = spaces.Box(0, np.inf, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 0):
+        self.length = length
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.full(1, self.time, np.float32), 2.0, self.time == self.length, False, {}
+
+
+def still() -> Any:
+    return Still()
+
+
+def test_an_episode_without_an_end_is_cut_and_that_is_said_once() -> None:
+    notes: list[str] = []
+    with Evaluator(Environment(Walk), still(), longest=30, say=notes.append) as evaluator:
+        for _ in range(2):
+            assert evaluator({}, 3) == Evaluation(60.0, 0.0, 30.0, 3)
+        assert evaluator({}, 40).episodes == 16  # an environment that has not ended begins no other
+    assert len(notes) == 1
+    assert notes[0].startswith("an episode of Walk has not ended after 30 steps, and is evaluated as it is")
+
+
+def test_an_episode_that_ends_in_time_is_not_cut() -> None:
+    with Evaluator(Environment(partial(Walk, 30)), still(), longest=30, say=pytest.fail) as evaluator:
+        assert evaluator({}, 40) == Evaluation(60.0, 0.0, 30.0, 40)
+
+
+def test_an_evaluation_can_be_stopped() -> None:
+    asked = iter([False, False, True])
+    with (
+        Evaluator(Environment(Walk), still(), stopped=lambda: next(asked)) as evaluator,
+        pytest.raises(EvaluationStopped),
+    ):
+        evaluator({}, 1)
+
+
+def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -> None:
+    class Interrupting(Walk):
+        """Asks to end while it is evaluated: no other is walked in that far."""
+
+        def step(self, action: Any) -> Any:
+            if self.time == 200:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().step(action)
+
+    options: Any = {
+        "env": Interrupting,
+        "steps": 128,
+        "config": SMALL,
+        "quiet": True,
+        "out": tmp_path / "run",
+    }
+    with pytest.raises(KeyboardInterrupt):
+        rs.train("ppo", **options, evaluate_every=64, evaluate_episodes=1)
+    run = rs.load(tmp_path / "run", env=Interrupting)
+    assert [row["time/total_timesteps"] for row in run.metrics] == [64]
+    assert "eval/mean_reward" not in run.metrics[0]
+
+
+def test_rows_that_are_no_steps_count_neither_as_length_nor_as_return() -> None:
+    class Native(Environment):
+        def make(self, count: int, **_: Any) -> Any:
+            mode = AutoresetMode.NEXT_STEP
+            return NativeVector(SyncVectorEnv([partial(Walk, 3)] * count, autoreset_mode=mode))
+
+    with Evaluator(Native("unused"), still()) as evaluator:
+        assert evaluator({}, 40) == Evaluation(6.0, 0.0, 3.0, 40)
+
+
+def test_evaluations_are_due_at_multiples_whatever_the_size_of_batches() -> None:
+    class Learner:
+        def published(self) -> Any:
+            return {}
+
+    class Workers:
+        learner = Learner()
+
+    workers: Any = Workers()
+    reports = rs.flow.from_items([{"time/total_timesteps": float(steps)} for steps in range(70, 701, 70)])
+    with Evaluator(Environment(partial(Walk, 3)), still()) as evaluator:
+        given = list(with_evaluation(reports, workers, evaluator, every=100, episodes=1))
+    evaluated = [report["time/total_timesteps"] for report in given if "eval/mean_reward" in report]
+    assert evaluated == [140, 210, 350, 420, 560, 630, 700]
+
+
+# The best ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """A run whose every evaluation is better than the one before."""
+
+    def better(self: Evaluator, weights: Any, episodes: int, number: int = 0) -> Evaluation:
+        return Evaluation(float(number), 0.0, 1.0, episodes)
+
+    monkeypatch.setattr(Evaluator, "__call__", better)
+    usual: Any = {"config": SMALL, "quiet": True, "out": tmp_path / "run"}
+    return lambda **more: rs.train("ppo", **(usual | more))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
+) -> None:
+    save = loop.save_checkpoint
+    saved: list[int] = []
+
+    def crash(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
+        saved.append(step)
+        if saved.count(128) == 2:
+            raise SystemExit
+        return save(folder, step, *rest, **more)
+
+    monkeypatch.setattr(loop, "save_checkpoint", crash)
+    begun: Any = {"env": "CartPole-v1", "steps": 128, "evaluate_every": 64, "evaluate_episodes": 1}
+    with pytest.raises(SystemExit):
+        train(**begun)
+    monkeypatch.setattr(loop, "save_checkpoint", save)
+    train(resume=True)
+    assert names(tmp_path / "run" / "best") == ["step_000000128"]
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint:UserWarning")
+def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: Callable[..., Run]) -> None:
+    train(env="CartPole-v1", steps=192, evaluate_every=64, evaluate_episodes=1)
+    assert names(tmp_path / "run" / "best") == ["step_000000192"]
+    os.truncate(tmp_path / "run" / "checkpoints" / "step_000000192" / "state.json", 10)
+
+    class Looking(Silent):
+        def report(self, report: Any, statistics: Any) -> None:
+            seen.append(names(tmp_path / "run" / "best"))
+
+    seen: list[list[str]] = []
+    train(resume=True, display=Looking())
+    assert seen == [[]]
+    assert names(tmp_path / "run" / "best") == ["step_000000192"]

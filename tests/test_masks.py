@@ -1,0 +1,147 @@
+"""Masks of legal actions, however an environment tells them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from little_environments import sampled, worker_of
+
+from rollstream.rl.actor_critic import with_advantages
+from rollstream.rl.environments import Environment
+from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.spaces import SpaceError
+from rollstream.rl.vector import LeanVector, NativeVector, Vector
+from rollstream.rl.worker import WorkerSpec
+from rollstream.training.acting import TrainedPolicy
+
+LEGAL = np.array([1, 1, 0], np.int8)
+MODES = {
+    "next step": AutoresetMode.NEXT_STEP,
+    "same step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Says which actions are legal, but in a chosen step; an episode has three, or four after an odd seed."""
+
+    def __init__(self, silent: int | None = None, mask: Any = LEGAL):
+        self.observation_space = spaces.Box(-1, 1, (2,))
+        self.action_space = spaces.Discrete(3)
+        self.silent = silent
+        self.mask = mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.length = self.length if seed is None else 3 + seed % 2
+        self.time = 0
+        return self.shown(), self.told()
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self.shown(), 1.0, self.time == self.length, False, self.told()
+
+    def shown(self) -> Any:
+        return np.full(2, self.time / 9, np.float32)
+
+    def told(self) -> dict[str, Any]:
+        silent = self.length if self.silent == -1 else self.silent
+        return {} if self.time == silent else {"action_mask": self.mask}
+
+
+def vector_of(way: str, make: Any) -> Vector:
+    if way == "lean":
+        return LeanVector(make, 2)
+    return NativeVector(SyncVectorEnv([make] * 2, autoreset_mode=MODES[way]))
+
+
+@pytest.mark.parametrize("way", ["lean", *MODES])
+def test_the_last_observation_needs_no_mask(way: str) -> None:
+    vector = vector_of(way, partial(Masked, silent=-1))
+    assert vector.reset([4, 5])["action_mask"].tolist() == [[1, 1, 0], [1, 1, 0]]
+    finals = []
+    for _ in range(12):
+        step = vector.step(np.zeros(2, int))
+        over = step.ended if way == "next step" else []
+        expected = [[1, 1, 1] if index in over else [1, 1, 0] for index in range(2)]
+        assert step.observation["action_mask"].tolist() == expected
+        finals += [last["action_mask"].tolist() for _, last in step.final]
+    assert finals == [[1, 1, 1]] * (0 if way == "next step" else 7)
+    vector.close()
+
+
+@pytest.mark.parametrize("way", ["lean", *MODES])
+def test_an_observation_to_act_on_needs_one(way: str) -> None:
+    vector = vector_of(way, partial(Masked, silent=1))
+    vector.reset([0, 1])
+    with pytest.raises(
+        SpaceError, match=r"(Masked|VectorEnv) told by info\['action_mask'\] .* not after a step"
+    ):
+        vector.step(np.zeros(2, int))
+    vector.close()
+
+
+def test_a_worker_bootstraps_from_a_last_observation_without_mask() -> None:
+    make = partial(gymnasium.wrappers.TimeLimit, Masked(silent=2), max_episode_steps=2)
+    finish = partial(with_advantages, discount=0.9, trace=0.9)
+    batch = sampled(worker_of(WorkerSpec(Environment(make), 1, 8, ActorCriticPolicy, finish)))
+    assert batch["truncated"].sum() == 4
+    assert (batch["action"] < 2).all()
+
+
+@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("mask", [[[1, 0], [1, 1, 0]], ([1, 0], [1, 1, 0]), [1, 0, 1, 1, 0]])
+def test_a_mask_may_be_a_list(way: str, mask: Any) -> None:
+    class Two(Masked):
+        def __init__(self) -> None:
+            super().__init__(mask=mask)
+            self.action_space = spaces.MultiDiscrete([2, 3])
+
+    vector = vector_of(way, Two)
+    assert vector.reset([0, 1])["action_mask"].tolist() == [[1, 0, 1, 1, 0]] * 2
+    policy = ActorCriticPolicy(vector.observation_space, vector.action_space)
+    actor = TrainedPolicy(policy, policy.init(0), vector.observation_space, vector.action_space)
+    for _ in range(5):
+        first, second = actor.act(np.zeros(2), deterministic=False, action_mask=mask)
+        assert (first == 0, second < 2) == (True, True)
+    vector.close()
+
+
+class ToldTwice(Masked):
+    """The mask is in the observation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict(
+            {"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)}
+        )
+
+    def shown(self) -> Any:
+        return {"observation": super().shown(), "action_mask": LEGAL}
+
+
+@pytest.mark.parametrize("way", ["lean", *MODES])
+def test_a_mask_that_is_told_twice_counts_once(way: str) -> None:
+    vector = vector_of(way, ToldTwice)
+    assert vector.observation_space == ToldTwice().observation_space
+    policy = ActorCriticPolicy(vector.observation_space, vector.action_space)
+    actor = TrainedPolicy(policy, policy.init(0), vector.observation_space, vector.action_space)
+    environment = ToldTwice()
+    observation, info = environment.reset(seed=0)
+    for _ in range(9):
+        assert actor.act(observation, deterministic=False, action_mask=info["action_mask"]) < 2
+    vector.close()
+
+
+def test_acting_needs_no_mask_but_heeds_one() -> None:
+    vector = LeanVector(Masked, 1)
+    policy = ActorCriticPolicy(vector.observation_space, vector.action_space)
+    actor = TrainedPolicy(policy, policy.init(0), vector.observation_space, vector.action_space)
+    free = {int(actor.act(np.zeros(2), deterministic=False)) for _ in range(30)}
+    bound = {int(actor.act(np.zeros(2), deterministic=False, action_mask=LEGAL)) for _ in range(30)}
+    assert (free, bound) == ({0, 1, 2}, {0, 1})

@@ -1,0 +1,269 @@
+"""Every selector against a plain list, and random ones against the probabilities they state."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollstream.replay import (
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    Ranking,
+    ReplayError,
+    Selector,
+    Uniform,
+    importance_weights,
+)
+
+MAKERS = {
+    "uniform": Uniform,
+    "prioritized": lambda: Prioritized(0.6),
+    "prioritized, as they are": lambda: Prioritized(1.0),
+    "prioritized, all alike": lambda: Prioritized(0.0),
+    "fifo": Fifo,
+    "lifo": Lifo,
+    "min heap": MinHeap,
+    "max heap": MaxHeap,
+}
+every_selector = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+SLOTS = 12
+
+
+class Listed:
+    """What a selector is told, as a list of items: slot, priority, and when it was inserted and updated."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, list[float]] = {}
+        self.turn = 0
+
+    def insert(self, slots: Any, priorities: Any) -> None:
+        for slot, priority in zip(slots, priorities, strict=True):
+            self.items[slot] = [priority, self.turn, self.turn]
+            self.turn += 1
+
+    def update(self, slots: Any, priorities: Any) -> None:
+        for slot, priority in zip(slots, priorities, strict=True):
+            self.items[slot][0], self.items[slot][2] = priority, self.turn
+            self.turn += 1
+
+    def remove(self, slots: Any) -> None:
+        for slot in slots:
+            del self.items[slot]
+
+    def order(self, selector: Selector) -> list[int]:
+        """Slots in the order a ranking selects them."""
+        keys: Any = {
+            Fifo: lambda slot: self.items[slot][1],
+            Lifo: lambda slot: -self.items[slot][1],
+            MinHeap: lambda slot: (self.items[slot][0], self.items[slot][2]),
+            MaxHeap: lambda slot: (-self.items[slot][0], self.items[slot][2]),
+        }
+        return sorted(self.items, key=keys[type(selector)])
+
+    def probabilities(self, selector: Selector) -> dict[int, float]:
+        """Of each slot."""
+        if isinstance(selector, Ranking):
+            return dict.fromkeys(self.items, 0.0) | {self.order(selector)[0]: 1.0}
+        weights = dict.fromkeys(self.items, 1.0)
+        if isinstance(selector, Prioritized) and any(priority for priority, *_ in self.items.values()):
+            weights = {slot: p**selector.exponent if p else 0.0 for slot, (p, *_) in self.items.items()}
+        total = sum(weights.values())
+        return {slot: weight / total for slot, weight in weights.items()}
+
+
+priorities = st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-3, 1e3))
+
+
+@every_selector
+@given(data=st.data())
+@settings(max_examples=50)
+def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None:
+    """Through any inserts, updates, removals and saves."""
+    selector: Selector = make()
+    selector.reserve(SLOTS)
+    model = Listed()
+    for _ in range(data.draw(st.integers(1, 12))):
+        kind = data.draw(st.sampled_from(["insert", "insert", "update", "remove", "save"]))
+        if kind == "insert":
+            vacant = st.sampled_from([slot for slot in range(SLOTS) if slot not in model.items] or [None])
+            slots = [slot for slot in data.draw(st.lists(vacant, unique=True)) if slot is not None]
+        else:
+            slots = data.draw(st.lists(st.sampled_from(list(model.items) or [None]), unique=kind != "update"))
+            slots = [slot for slot in slots if slot is not None]
+        if kind == "save":
+            state = selector.state_dict()
+            selector = make()
+            selector.reserve(SLOTS)
+            selector.load_state_dict(state)
+        elif kind == "remove":
+            selector.remove(np.array(slots, np.int64))
+            model.remove(slots)
+        else:
+            given = data.draw(st.lists(priorities, min_size=len(slots), max_size=len(slots)))
+            getattr(selector, kind)(np.array(slots, np.int64), np.array(given, np.float64))
+            getattr(model, kind)(slots, given)
+        assert_alike(selector, model)
+
+
+def assert_alike(selector: Selector, model: Listed) -> None:
+    assert selector.size == len(model.items)
+    if not model.items:
+        return
+    chances = model.probabilities(selector)
+    uniforms = np.random.default_rng(selector.size).random(40)
+    uniforms[:2] = 0.0, np.nextafter(1.0, 0.0)
+    slots, stated = selector.choose(uniforms)
+    assert all(chances[slot] > 0 for slot in slots.tolist())
+    np.testing.assert_allclose(stated, [chances[slot] for slot in slots.tolist()], rtol=1e-9)
+    one_by_one = [int(selector.choose(np.array([u]))[0][0]) for u in uniforms[:5]]
+    assert one_by_one == slots[:5].tolist(), "several at once are as many in a row"
+    if isinstance(selector, Ranking):
+        for count in (1, 2, SLOTS):
+            assert selector.ranked(count).tolist() == model.order(selector)[:count]
+
+
+@pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(0.7)], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("slots", [5, 17, 5_000, 200_000])
+def test_random_selectors_keep_to_their_probabilities(make: Any, slots: int) -> None:
+    """Chi-square of 200,000 draws over 20 groups of items, after some were removed and updated."""
+    generator = np.random.default_rng(3)
+    selector: Selector = make()
+    selector.reserve(slots)
+    weights = generator.random(slots) ** 3 + 0.01
+    selector.insert(np.arange(slots), weights)
+    gone = generator.permutation(slots)[: slots // 3]
+    selector.remove(gone)
+    weights[gone] = 0.0
+    kept = np.flatnonzero(weights)
+    changed = kept[::4]
+    weights[changed] = 2.0 * weights[changed]
+    selector.update(changed, weights[changed])
+    mass = np.where(weights > 0, weights**0.7 if isinstance(selector, Prioritized) else 1.0, 0.0)
+    drawn, stated = selector.choose(generator.random(200_000))
+    np.testing.assert_allclose(stated, mass[drawn] / mass.sum(), rtol=1e-9)
+    groups = np.arange(slots) % 20
+    counts = np.bincount(groups[drawn], minlength=20)
+    expected = np.bincount(groups, mass, minlength=20) / mass.sum() * len(drawn)
+    assert not counts[expected == 0].any()
+    present = expected > 0
+    assert chi_square(counts[present], expected[present]) < 50  # 19 degrees of freedom: once in 10,000 runs
+
+
+def chi_square(counts: Any, expected: Any) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@given(
+    exponents=st.lists(st.integers(-150, 150), min_size=1, max_size=40),
+    uniforms=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+    seed=st.integers(0, 100),
+)
+def test_rounding_never_selects_what_is_not_there(
+    exponents: list[int], uniforms: list[float], seed: int
+) -> None:
+    """With weights of any size next to each other, and zeros and removed items between them."""
+    generator = np.random.default_rng(seed)
+    slots = 16 * 4096 + 5  # three levels
+    selector = Prioritized(1.0)
+    selector.reserve(slots)
+    chosen = generator.permutation(slots)[: 3 * len(exponents)]
+    third = len(exponents)
+    weights = np.concatenate([10.0 ** np.array(exponents), np.zeros(third), np.ones(third)])
+    selector.insert(chosen, weights)
+    selector.remove(chosen[2 * third :])
+    drawn, stated = selector.choose(np.array([*uniforms, 0.0, np.nextafter(1.0, 0.0)]))
+    assert set(drawn.tolist()) <= set(chosen[:third].tolist())
+    assert (stated > 0).all()
+    selector.remove(chosen[:third])
+    drawn, stated = selector.choose(np.array(uniforms))
+    assert set(drawn.tolist()) <= set(chosen[third : 2 * third].tolist()), "all that is left has priority 0"
+    assert (stated == 1 / third).all()
+
+
+def test_sums_do_not_drift() -> None:
+    """After many updates they are those of a tree built at once."""
+    generator = np.random.default_rng(0)
+    selector, anew = Prioritized(0.5), Prioritized(0.5)
+    for one in (selector, anew):
+        one.reserve(70_000)
+    slots = np.arange(70_000)
+    selector.insert(slots, generator.random(70_000) * 1e9)
+    for _ in range(200):
+        some = generator.integers(0, 70_000, 500)
+        selector.update(some, generator.random(500) * 10.0 ** generator.integers(-9, 9))
+    final = generator.random(70_000)
+    for part in np.array_split(generator.permutation(slots), 50):
+        selector.update(part, final[part])
+    anew.insert(slots, final)
+    assert selector.total == anew.total
+    uniforms = generator.random(1000)
+    np.testing.assert_array_equal(selector.choose(uniforms)[0], anew.choose(uniforms)[0])
+
+
+def test_of_equal_priorities_the_one_that_waited_longest() -> None:
+    for make in (MinHeap, MaxHeap):
+        selector = make()
+        selector.reserve(4)
+        selector.insert(np.arange(4), np.ones(4))
+        assert selector.ranked(4).tolist() == [0, 1, 2, 3]
+        selector.update(np.array([1]), np.ones(1))
+        assert selector.ranked(4).tolist() == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("make", [Fifo, Lifo, MinHeap], ids=["fifo", "lifo", "heap"])
+def test_a_ranking_is_tidied_up(make: Any) -> None:
+    """What it keeps of removed items is bounded."""
+    selector = make()
+    selector.reserve(10)
+    selector.insert(np.arange(5), np.ones(5))
+    for i in range(1000):
+        slot = np.array([5 + i % 5])
+        selector.insert(slot, np.array([2.0 + i]))
+        if make is MinHeap:
+            selector.update(slot, np.array([3.0 + i]))
+        selector.remove(slot)
+    kept = len(selector._heap) if isinstance(selector, MinHeap) else len(selector._queue)
+    assert kept <= 100
+    assert sorted(selector.ranked(10).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_weights_are_those_of_the_paper() -> None:
+    probabilities = np.array([0.1, 0.4, 0.2])
+    for beta in (0.0, 0.4, 1.0):
+        plain = (10 * probabilities) ** -beta
+        np.testing.assert_allclose(importance_weights(probabilities, 10, beta), plain / plain.max())
+    np.testing.assert_array_equal(importance_weights(probabilities, 10, 0.0), np.ones(3))
+
+
+def test_a_negative_exponent_is_refused() -> None:
+    with pytest.raises(ReplayError, match="is -1 and has to be at least 0"):
+        Prioritized(-1)
+
+
+def test_cpprb_agrees() -> None:
+    """Its segment tree samples with the same frequencies and weighs in the same proportions."""
+    cpprb = pytest.importorskip("cpprb")
+    generator = np.random.default_rng(1)
+    size, alpha, beta = 300, 0.6, 0.4
+    given = generator.random(size) + 0.05
+    theirs = cpprb.PrioritizedReplayBuffer(size, {"index": {"dtype": np.int64}}, alpha=alpha, eps=0.0)
+    theirs.add(index=np.arange(size), priorities=given)
+    ours = Prioritized(alpha)
+    ours.reserve(size)
+    ours.insert(np.arange(size), given)
+    slots, probabilities = ours.choose(generator.random(300_000))
+    np.testing.assert_allclose(probabilities, given[slots] ** alpha / (given**alpha).sum())
+    counts = np.zeros(size)
+    for _ in range(100):
+        batch = theirs.sample(3000, beta=beta)
+        counts += np.bincount(batch["index"].ravel(), minlength=size)
+        own = importance_weights(given[batch["indexes"]] ** alpha / (given**alpha).sum(), size, beta)
+        np.testing.assert_allclose(batch["weights"] / batch["weights"].max(), own, rtol=1e-5)
+    pooled = np.bincount(slots, minlength=size) + counts
+    halves = sum(chi_square(part, pooled / 2) for part in (np.bincount(slots, minlength=size), counts))
+    assert halves < 430  # 299 degrees of freedom, six deviations
