@@ -91,7 +91,7 @@ class Learner:
             noise = self._noise(np.random.default_rng([self._seed, self.version, 0, 4]))
         arrays = {name: np.float32(value) for name, value in settings.items()}
         weights, state, metrics = self._update(self.weights, self.state, batch, noise, arrays)
-        known: dict[str, Any] = jax.device_get(metrics)
+        known: dict[str, Any] = {name: np.asarray(value) for name, value in metrics.items()}
         numbers = {name: float(value) for name, value in known.items() if value.ndim == 0}
         self._require_numbers(numbers)
         self.weights, self.state = weights, state
