@@ -20,6 +20,7 @@ from little_environments import ENDINGS, Samples, Scripted, sampled, worker_of
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.actor_critic import with_advantages
+from rollstream.rl.conduct import BadEnvironment
 from rollstream.rl.environment_state import UnknownState, load_environments, saved_environments
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.networks import Encoder, encoded
@@ -450,6 +451,15 @@ def test_environments_are_given_actions_of_their_space(kind: str, way: str) -> N
     vector.close()
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_actions_of_whole_numbers_are_the_nearest_ones(whole: bool) -> None:
+    taken = actions_for(spaces.Box(-3, 3, (1,), np.int64), whole=whole)(
+        np.array([[-0.6], [0.4], [1.7], [9], [-9]])
+    )
+    assert taken.dtype == np.int64
+    assert taken.ravel().tolist() == [-1, 0, 2, 3, -3]
+
+
 def test_the_batch_keeps_actions_as_the_policy_drew_them() -> None:
     worker, made = samples_worker(spaces.Box(-1, 1, (2,)), action_space=ACTIONS["box"])
     batch = sampled(worker)
@@ -859,3 +869,77 @@ def test_a_worker_whose_environment_cannot_be_saved_begins_anew_the_same_way() -
     assert (batches[0]["observation"] != sampled(worker)["observation"]).any()
     for one in (worker, *again):
         one.close()
+
+
+class Misbehaved(gymnasium.Env[Any, Any]):
+    """Gives what it is told to."""
+
+    observation_space = spaces.Box(-1, 1, (4,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, begins: Any = ([0] * 4, {}), goes_on: Any = ([0] * 4, 0.0, False, False, {})):
+        self.begins, self.goes_on = begins, goes_on
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.begins
+
+    def step(self, action: Any) -> Any:
+        if isinstance(self.goes_on, Exception):
+            raise self.goes_on
+        return self.goes_on
+
+
+class Old(Misbehaved):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.begins
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        (Misbehaved, {"begins": (np.zeros(3), {})}, "the observation has shape (3,) instead of (4,)"),
+        (Misbehaved, {"begins": np.zeros(4)}, "it gave ndarray"),
+        (Misbehaved, {"begins": {0: 1}}, "it gave dict"),
+        (Misbehaved, {"begins": (np.zeros(4), 1)}, "it gave tuple"),
+        (Old, {}, "unexpected keyword argument 'seed'"),
+    ],
+)
+def test_an_environment_that_begins_as_it_should_not(kind: Any, options: Any, reason: str) -> None:
+    with pytest.raises(BadEnvironment) as raised:
+        Environment(kind, options).make(2)
+    text = str(raised.value)
+    assert text.startswith(f"reset(seed=...) of {kind.__name__} has to give an observation of Box(")
+    assert reason in text
+    assert "check_env" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((np.zeros(4), 0.0, False, {}), "ValueError: not enough values to unpack (expected 5, got 4)"),
+        ((np.zeros(3), 0.0, False, False, {}), "could not broadcast input array from shape (3,)"),
+        ((np.zeros(4), "much", False, False, {}), "could not convert string to float: 'much'"),
+    ],
+)
+def test_an_environment_that_goes_on_as_it_should_not(given: Any, reason: str, limit: int | None) -> None:
+    def make() -> Any:
+        environment = Misbehaved(goes_on=given)
+        return environment if limit is None else gymnasium.wrappers.TimeLimit(environment, limit)
+
+    vector = Environment(make).make(2)
+    vector.reset([1, 2])
+    with pytest.raises(BadEnvironment) as raised:
+        vector.step(np.zeros(2, int))
+    text = str(raised.value)
+    assert text.startswith("step(action) of Misbehaved has to give an observation of Box(")
+    assert ", a reward, terminated, truncated and a dict" in text
+    assert reason in text
+    assert "\n" not in text
+
+
+def test_what_an_environment_raises_itself_stays_as_it_is() -> None:
+    vector = Environment(Misbehaved, {"goes_on": ValueError("mine")}).make(1)
+    with pytest.raises(ValueError, match=r"^mine$"):
+        vector.step(np.zeros(1, int))

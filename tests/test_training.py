@@ -455,7 +455,17 @@ def test_a_run_with_frames_acts_as_its_evaluation_does() -> None:
     observation, _ = environment.reset(seed=0)
     assert run.policy.observation_space.shape == (8,)
     assert environment.action_space.contains(run.policy.act(observation))
+    with pytest.raises(SpaceError, match=r"act takes one observation.* has shape \(3,\) instead of \(4,\)"):
+        run.policy.act([0, 0, 0])
     assert run.evaluate(2).episodes == 2
+
+
+@pytest.mark.parametrize("observation", [[0.0] * 3, [[0.0] * 4] * 2, 0.5, "left", {"x": 1}])
+def test_what_is_no_observation_is_told(straight: Run, observation: Any) -> None:
+    with pytest.raises(
+        SpaceError, match=r"act takes one observation, .* has shape \(.*\) instead of \(4,\); for"
+    ):
+        straight.policy.act(observation)
 
 
 # Settings ----------------------------------------------------------------------------------------

@@ -166,7 +166,9 @@ class Prioritized(Selector):
                 break
             count //= self.WIDTH
             self._running.append(np.zeros((count, self.WIDTH)))
-        self._top: Array | None = None  # running sums of the top level, while they are right
+        self._top = np.zeros(len(self._sums[-1]) + 1)  # before each node of the top level, and of all
+        self._changed: list[Slots] = []  # weights that sums do not have yet
+        self._changes = 0
 
     def insert(self, slots: Slots, priorities: Array) -> None:
         """With their weights."""
@@ -192,28 +194,33 @@ class Prioritized(Selector):
 
     def _set(self, slots: Slots, weights: Array | float) -> None:
         self._sums[0][slots] = weights
-        nodes = slots
+        self._changed.append(slots)
+        self._changes += len(slots)
+        if self._changes > self.TOP:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Make the sums anew that have changed: once for all changes between two choices."""
+        if not self._changed:
+            return
+        nodes = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
+        self._changed, self._changes = [], 0
         for level, running in enumerate(self._running):
             nodes = nodes >> self.BITS
-            if nodes.size > 1:  # neighbours have the same parent: once is enough
+            if nodes.size > 64:  # neighbours have the same parent: once is enough
                 nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
             children = self._sums[level].reshape(-1, self.WIDTH).take(nodes, axis=0)
             sums = np.zeros_like(children)
             children[:, :-1].cumsum(axis=1, out=sums[:, 1:])
             running[nodes] = sums
             self._sums[level + 1][nodes] = sums[:, -1] + children[:, -1]
-        self._top = None
+        self._sums[-1].cumsum(out=self._top[1:])
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return float(self._running_top()[-1])
-
-    def _running_top(self) -> Array:
-        if self._top is None:
-            self._top = np.zeros(len(self._sums[-1]) + 1)
-            self._sums[-1].cumsum(out=self._top[1:])
-        return self._top
+        self._add_up()
+        return float(self._top[-1])
 
     def choose(self, uniforms: Array) -> tuple[Slots, Array]:
         """By weight, down the tree.
@@ -222,7 +229,8 @@ class Prioritized(Selector):
         target. That one has a weight above 0, however sums were rounded, as long as the target is below the
         sum of all children: that is made sure of.
         """
-        top = self._running_top()
+        self._add_up()
+        top = self._top
         total = top[-1]
         if total == 0:
             there = np.flatnonzero(self._there)

@@ -17,6 +17,8 @@ Rows: TypeAlias = Array
 AGE_BITS = 32
 """Of a row's stamp: the steps since its episode began; the number of the episode is above them."""
 AGE = (1 << AGE_BITS) - 1
+ONE = np.int32(1)
+"""To count with: `np.add.at` takes 4 us for 1024 places where the dtypes agree, and 76 us with a plain 1."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,11 @@ class Steps:
 
     def hold(self, rows: Rows) -> None:
         """One reference more to each; a row may be there several times."""
-        np.add.at(self.references, rows, 1)
+        np.add.at(self.references, rows, ONE)
 
     def release(self, rows: Rows) -> None:
         """One reference less to each; rows without any become free."""
-        np.subtract.at(self.references, rows, 1)
+        np.subtract.at(self.references, rows, ONE)
         unused = rows[self.references[rows] == 0]
         if unused.size > 1:  # each once: `previous` of rows nobody needs is a place to leave a mark in
             marks = np.arange(unused.size)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
 from rollstream.replay.limiter import RateLimiter
 from rollstream.replay.selectors import Fifo, Ranking, Selector, Slots
-from rollstream.replay.steps import Rows, Signature, Steps
+from rollstream.replay.steps import ONE, Rows, Signature, Steps
 
 Array = np.ndarray[Any, Any]
 
@@ -34,8 +34,7 @@ class Field:
     stack: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """Items that were drawn, one after the other; every array has one entry for each."""
 
     keys: Array
@@ -153,7 +152,8 @@ class Table:
         slots = max_size + 1  # one is over while the remover selects
         self._slot_bits = slots.bit_length()
         self._inserted = 0
-        self._keys = np.full(slots, -1, np.int64)
+        self._keys = np.full(slots + 1, -1, np.int64)
+        self._keys[slots] = 0  # what no key is that asks for a slot beyond the last, as -1 does
         self._first, self._last = np.empty((2, slots), np.int64)
         self._priorities = np.empty(slots)
         self._times = np.zeros(slots, np.int32)
@@ -177,34 +177,43 @@ class Table:
             last: the row after its last step.
             priorities: of each, at least 0; if there are none the largest there has been.
         """
-        count = len(first)
         lengths = self.steps.stamp.take(last) - self.steps.stamp.take(first)
-        if count and not (lengths.min() >= 1 and lengths.max() <= self.length):
+        if lengths.size and not (lengths.min() >= 1 and lengths.max() <= self.length):
             raise ReplayError(
                 f"an item is 1 to {self.length} consecutive steps of one episode; one of these is not: "
                 f"from row to row there are {_numbers(lengths)} steps"
             )
-        if priorities is None:
-            priorities = np.full(count, self.largest_priority)
-        else:
-            priorities = _valid(np.broadcast_to(np.asarray(priorities, np.float64), (count,)))
-        self.require_insert(count)
-        self._note(priorities)
-        if count <= self.max_size - self.size:
-            return self._put(first, last, lengths, priorities)
-        chunk = self.max_size if isinstance(self.remover, Fifo) else 1
-        keys = [
-            self._put_and_remove(*(part[at : at + chunk] for part in (first, last, lengths, priorities)))
-            for at in range(0, count, chunk)
-        ]
-        return np.concatenate(keys)
+        if priorities is not None:
+            priorities = np.broadcast_to(np.asarray(priorities, np.float64), lengths.shape)
+        self.require_insert(len(lengths), priorities)
+        return self.put(first, last, lengths, priorities)
 
-    def require_insert(self, count: int) -> None:
-        """Raise unless the limiter allows so many inserts now."""
+    def require_insert(self, count: int, priorities: Array | None = None) -> None:
+        """Raise unless so many items may be inserted now, with these priorities."""
+        if priorities is not None:
+            _largest(priorities)
         if count and not self.limiter.may_insert(count):
             raise InsertRefused(
                 f"{count} inserts are not allowed after {self.limiter.counts()} by {self.limiter!r}"
             )
+
+    def put(self, first: Rows, last: Rows, lengths: Array, priorities: Array | None) -> Array:
+        """Insert items that are known to be right, and allowed."""
+        count = len(first)
+        if priorities is None:
+            priorities = np.empty(count)
+            priorities.fill(self.largest_priority)
+        else:
+            self.largest_priority = max(self.largest_priority, _largest(priorities))
+        if count <= self.max_size - self.size:
+            return self._put(first, last, lengths, priorities)
+        chunk = self.max_size if isinstance(self.remover, Fifo) else 1
+        if count <= chunk:
+            return self._put_and_remove(first, last, lengths, priorities)
+        parts = (first, last, lengths, priorities)
+        return np.concatenate(
+            [self._put_and_remove(*(p[at : at + chunk] for p in parts)) for at in range(0, count, chunk)]
+        )
 
     def _put_and_remove(self, first: Rows, last: Rows, lengths: Array, priorities: Array) -> Array:
         over = self.size + len(first) - self.max_size
@@ -243,10 +252,15 @@ class Table:
         self._fresh += len(fresh)
         return np.concatenate([again, fresh])
 
+    def _lengths(self, first: Rows, last: Rows) -> Array:
+        if self.length == 1:
+            return np.ones(len(first), np.int64)
+        return self.steps.stamp.take(last) - self.steps.stamp.take(first)
+
     def _rows(self, first: Rows, last: Rows, lengths: Array) -> Rows:
         """Every row that some items refer to: their steps, the one after, and those stacked on the first."""
         parts, row = [last], last
-        for age in range(1, int(lengths.max(initial=1))):
+        for age in range(1, int(lengths.max(initial=1)) if self.length > 1 else 1):
             row = self.steps.previous.take(row)
             parts.append(row[lengths > age])
         parts.append(first)
@@ -269,8 +283,7 @@ class Table:
         """The slots of those items that are there, and which they are."""
         keys = np.asarray(keys, np.int64)
         slots = keys & ((1 << self._slot_bits) - 1)
-        there = (slots <= self.max_size) & (keys >= 0)
-        there &= self._keys.take(slots, mode="clip") == keys
+        there = self._keys.take(slots, mode="clip") == keys
         return (slots, there) if there.all() else (slots[there], there)
 
     def _remove(self, slots: Slots, *, sampled: bool = False) -> None:
@@ -279,7 +292,7 @@ class Table:
             self.sampler.remove(slots)
         self.remover.remove(slots)
         first, last = self._first[slots], self._last[slots]
-        lengths = self.steps.stamp.take(last) - self.steps.stamp.take(first)
+        lengths = self._lengths(first, last)
         self.steps.release(self._rows(first, last, lengths))
         self._keys[slots] = -1
         self._vacant[self._vacancies : self._vacancies + len(slots)] = slots
@@ -295,8 +308,8 @@ class Table:
         Gives how many there were. Of an item that is there twice the last priority counts.
         """
         slots, there = self._known(keys)
-        priorities = _valid(np.asarray(priorities, np.float64))
-        self._note(priorities)
+        priorities = np.asarray(priorities, np.float64)
+        self.largest_priority = max(self.largest_priority, _largest(priorities))
         if len(slots) < len(there):
             self.stale_updates += len(there) - len(slots)
             priorities = priorities[there]
@@ -305,9 +318,6 @@ class Table:
             self.sampler.update(slots, priorities)
             self.remover.update(slots, priorities)
         return slots.size
-
-    def _note(self, priorities: Array) -> None:
-        self.largest_priority = max(self.largest_priority, float(priorities.max(initial=0.0)))
 
     # Sample ------------------------------------------------------------------------------------
 
@@ -331,7 +341,7 @@ class Table:
             raise self._sample_refused(count)
         slots, probabilities, times, sizes, gone = self._draw(count, generator)
         first, last = self._first.take(slots), self._last.take(slots)
-        lengths = self.steps.stamp.take(last) - self.steps.stamp.take(first)
+        lengths = self._lengths(first, last)
         sample = Sample(
             keys=self._keys.take(slots),
             probabilities=probabilities,
@@ -366,10 +376,10 @@ class Table:
     def _count(self, slots: Slots) -> Array:
         """How often each item has been sampled with this time; of one that is there twice in order."""
         before = self._times.take(slots)
-        np.add.at(self._times, slots, 1)
+        np.add.at(self._times, slots, ONE)
         times = self._times.take(slots)
-        again = np.flatnonzero(times - before > 1)
-        if again.size:
+        if np.count_nonzero(times != before + ONE):
+            again = np.flatnonzero(times - before > 1)
             times[again] = before[again] + _turns(slots[again])
         self.unique_samples += int(np.count_nonzero(times == 1))
         return times
@@ -461,7 +471,7 @@ class Table:
 
     def info(self) -> TableInfo:
         """How the table stands. To count episodes all items are looked at."""
-        items = self._keys >= 0
+        items = self._keys[:-1] >= 0
         episodes = np.unique(self.steps.stamp[self._first[items]] >> 32).size
         rows = self.steps.in_use
         item_bytes = sum(
@@ -483,7 +493,7 @@ class Table:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain arrays and numbers: what is sampled afterwards is exactly the same."""
-        slots = np.flatnonzero(self._keys >= 0)
+        slots = np.flatnonzero(self._keys[:-1] >= 0)
         return {
             "steps": self.steps.state_dict(),
             "slots": slots,
@@ -508,7 +518,7 @@ class Table:
         """Go on from a saved state, of a table made in the same way."""
         slots = np.asarray(state["slots"])
         self.steps.load_state_dict(state["steps"])
-        self._keys[:] = -1
+        self._keys[:-1] = -1
         self._keys[slots] = state["keys"]
         self._first[slots], self._last[slots] = state["first"], state["last"]
         self._priorities[slots] = state["priorities"]
@@ -539,10 +549,14 @@ def _check_fields(signature: Signature, fields: Mapping[str, Field]) -> None:
             )
 
 
-def _valid(priorities: Array) -> Array:
-    if priorities.size and not (priorities.min() >= 0 and priorities.max() < np.inf):
+def _largest(priorities: Array) -> float:
+    """The largest of some priorities; raises unless all can be priorities."""
+    if not priorities.size:
+        return 0.0
+    largest = priorities.max()
+    if not (largest < np.inf and priorities.min() >= 0):
         raise ReplayError(f"priorities are finite and at least 0, and these are {_numbers(priorities)}")
-    return priorities
+    return float(largest)
 
 
 def _turns(slots: Slots) -> Array:

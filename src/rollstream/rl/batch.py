@@ -19,7 +19,7 @@ class BatchError(RollstreamError):
 class Batch(dict[str, Any]):
     """Columns by name. One may itself be a dict or tuple of arrays, as observations of such spaces are.
 
-    A batch is a dict in every way, and JAX treats it like one. Columns are not copied when a batch is sliced.
+    A batch is a dict in every way, and JAX treats it like one.
     Its provenance (who sampled it, under which version of the weights) travels beside it through a flow.
 
     >>> batch = Batch(reward=np.ones((4, 2)), observation={"position": np.zeros((4, 2, 3))})
@@ -27,8 +27,6 @@ class Batch(dict[str, Any]):
     ((4, 2), 8)
     >>> Batch.concatenate([batch, batch]).shape
     (4, 4)
-    >>> batch.between(0, 3)["observation"]["position"].shape
-    (3, 2, 3)
     """
 
     @property
@@ -62,14 +60,6 @@ class Batch(dict[str, Any]):
     def map(self, function: Callable[[Any], Any]) -> Batch:
         """Every array replaced by what the function makes of it."""
         return Batch(jax.tree.map(function, dict(self)))
-
-    def between(self, start: int, stop: int) -> Batch:
-        """Some steps of all environments, without copying."""
-        return self.map(lambda array: array[start:stop])
-
-    def environments(self, start: int, stop: int) -> Batch:
-        """All steps of some environments, without copying."""
-        return self.map(lambda array: array[:, start:stop])
 
     def flattened(self) -> dict[str, Any]:
         """Columns with time and environments as one axis, `[T * B, ...]`, not copied where possible."""

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from rollstream.rl.conduct import UNFIT, begun, require_fit, require_own
 from rollstream.rl.environment_state import load_environments, saved_environments
 from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, take, zeros
 
@@ -92,7 +93,7 @@ class LeanVector(Vector):
         """Each with its own seed."""
         observations = zeros(self.observation_space, self.count)
         for index, (environment, seed) in enumerate(zip(self._environments, seeds, strict=True)):
-            put(observations, index, self._seen(*environment.reset(seed=int(seed))))
+            put(observations, index, self._seen(*begun(environment, seed=int(seed))))
         return observations
 
     def step(self, actions: np.ndarray[Any, Any]) -> Transition:
@@ -101,19 +102,23 @@ class LeanVector(Vector):
         rewards = np.empty(self.count, np.float32)
         terminations, truncations = np.zeros((2, self.count), bool)
         final: list[tuple[int, Observation]] = []
-        for index, (environment, action) in enumerate(
-            zip(self._environments, self._convert(actions), strict=True)
-        ):
-            observation, reward, terminated, truncated, info = environment.step(action)
-            rewards[index] = reward
-            if terminated or truncated:
-                terminations[index], truncations[index] = terminated, truncated
-                final.append((index, _copied(self._seen(observation, info, final=True))))
-                observation, info = environment.reset()
-            if self._plain:
-                observations[index] = observation
-            else:
-                put(observations, index, self._seen(observation, info))
+        try:
+            for index, (environment, action) in enumerate(
+                zip(self._environments, self._convert(actions), strict=True)
+            ):
+                observation, reward, terminated, truncated, info = environment.step(action)
+                rewards[index] = reward
+                if terminated or truncated:
+                    terminations[index], truncations[index] = terminated, truncated
+                    final.append((index, _copied(self._seen(observation, info, final=True))))
+                    observation, info = begun(environment)
+                if self._plain:
+                    observations[index] = observation
+                else:
+                    put(observations, index, self._seen(observation, info))
+        except UNFIT as error:
+            require_own(error, self._environments[0])
+            raise
         ended = [index for index, _ in final]
         return Transition(observations, rewards, terminations, truncations, ended, final, None)
 
@@ -302,6 +307,8 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
         if whole or start:
             return lambda actions: actions + start
         return list  # of numpy's integers, which a space checks faster than Python's
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        return lambda actions: np.rint(np.clip(actions, space.low, space.high)).astype(space.dtype)
     if isinstance(space, spaces.Box):
         return lambda actions: np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
     if isinstance(space, spaces.MultiDiscrete):
@@ -311,7 +318,9 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
 
 def _has_mask(environment: Any, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> bool:
     """Whether an environment tells beside its observations which actions are legal, and not in them."""
-    _, info = environment.reset(seed=0)
+    observation, info = begun(environment, seed=0)
+    if isinstance(environment, gymnasium.Env):
+        require_fit(environment, observation)
     if isinstance(observations, spaces.Dict) and "action_mask" in observations.spaces:
         return False
     return "action_mask" in info and isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete))

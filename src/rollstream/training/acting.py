@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from rollstream.rl.conduct import misfit
 from rollstream.rl.policy import Policy, State, Weights
-from rollstream.rl.spaces import Observation, channel_axis, put, zeros
+from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, zeros
 from rollstream.rl.vector import actions_for, joined_mask
 from rollstream.rl.worker import processor
 
@@ -80,8 +81,11 @@ class TrainedPolicy:
             deterministic: the likeliest action, or a draw.
             action_mask: the environment's `info["action_mask"]`, if it gives one.
         """
+        stacked = self._stacked(self._with_mask(observation, action_mask))
+        if (reason := misfit(self.observation_space, stacked)) is not None:
+            raise _unfit(reason)
         seen = zeros(self.observation_space, 1)
-        put(seen, 0, self._stacked(self._with_mask(observation, action_mask)))
+        put(seen, 0, stacked)
         if deterministic:
             action, self._state = self._likeliest(self._placed, seen, self._state)
         else:
@@ -95,6 +99,8 @@ class TrainedPolicy:
         shape = list(self.observation_space.shape or ())
         axis = channel_axis(tuple(shape))
         shape[axis] //= self._frames
+        if np.size(observation) != np.prod(shape):
+            raise _unfit(f"has shape {np.shape(observation)} instead of {tuple(shape)}")
         new = np.asarray(observation).reshape(shape)
         if self._stack is None:
             self._stack = np.concatenate([new] * self._frames, axis)
@@ -112,3 +118,10 @@ class TrainedPolicy:
         if mask is None:
             mask = np.ones(space["action_mask"].shape or (), np.int8)
         return {"observation": observation, "action_mask": joined_mask(mask)}
+
+
+def _unfit(reason: str) -> SpaceError:
+    return SpaceError(
+        f"act takes one observation, as the environment gives it, and this one {reason}; for a batch, "
+        f"call act for each"
+    )

@@ -29,6 +29,8 @@ class FilmError(RollstreamError):
 
 def film(run: Run, path: str | Path, *, episodes: int = 1, seed: int = 0) -> list[float]:
     """Film some episodes with the likeliest actions: the return of each."""
+    if episodes < 1:
+        raise FilmError(f"episodes={episodes}: there is nothing to film; give 1 or more")
     try:
         from imageio_ffmpeg import write_frames
     except ModuleNotFoundError:

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import numpy as np
+
 from rollstream.algos import ALGORITHMS
 from rollstream.algos import algorithm as algorithm_of
 from rollstream.engine import RollstreamError
@@ -123,7 +125,7 @@ def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> No
         "threads": {name: os.environ[name] for name in _THREADS if name in os.environ} | dict(threads),
     }
     try:
-        text = json.dumps(about, indent=2)
+        text = json.dumps(about, indent=2, default=_number)
     except TypeError as error:
         raise RunError(f"settings or environment options cannot be written to config.json: {error}") from None
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,6 +144,11 @@ def read_recipe(
     try:
         about = json.loads((folder / "config.json").read_bytes())
         task, environment = about["task"], about["task"]["environment"]
+        if algorithm is None and about["algorithm"] is None:
+            raise RunError(
+                f"{about['name']}, which the run in {folder} was made with, is not that of this package, "
+                f"nor is it in a file; give it again: algorithm=..."
+            )
         algorithm = algorithm or algorithm_of(about["algorithm"])
         if algorithm.name != about["name"]:
             raise RunError(f"the run in {folder} is one of {about['name']}, not of {algorithm.name}")
@@ -164,8 +171,15 @@ def read_recipe(
     return replace(recipe, task=replace(recipe.task, policy=policy))
 
 
-def _home(algorithm: Algorithm[Any]) -> str:
-    """Where to find an algorithm again: a name, or a file and a name in it."""
+def _number(value: Any) -> Any:
+    """Numbers of numpy as JSON has them."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")
+
+
+def _home(algorithm: Algorithm[Any]) -> str | None:
+    """Where to find an algorithm again: a name, or a file and a name in it; `None` if it is nowhere."""
     if algorithm.name in ALGORITHMS and ALGORITHMS[algorithm.name] is algorithm:
         return algorithm.name
     module = sys.modules.get(algorithm.config.__module__)
@@ -173,7 +187,7 @@ def _home(algorithm: Algorithm[Any]) -> str:
     for name, value in vars(module).items() if module is not None and file is not None else ():
         if value is algorithm:
             return f"{Path(str(file)).resolve()}:{name}"
-    return algorithm.name
+    return None
 
 
 def _source(source: Any) -> Any:

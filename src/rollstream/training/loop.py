@@ -64,7 +64,7 @@ class Loop:
         if start is not None and recipe.is_over(done, start.state["evaluated"]):
             assert self._folder is not None
             self._display.note(f"the run in {self._folder} is over already, after {done:,} steps")
-            self.rows, self.weights = read_metrics(self._folder), load_weights(start.path)
+            self.rows, self.weights = read_metrics(self._folder, done), load_weights(start.path)
             return
         self._tell_of_the_beginning(about, start is None and resume)
         with ExitStack() as scope:

@@ -41,7 +41,7 @@ class MetricsLog:
         self._table: TextIO | None = None
         if folder is None:
             return
-        self.rows = [row for row in read_metrics(folder) if float(row[STEPS]) <= until]
+        self.rows = read_metrics(folder, until)
         write_file(folder / "metrics.jsonl", "".join(map(_line, self.rows)).encode())
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._write_table()
@@ -94,15 +94,15 @@ class MetricsLog:
         self._table.flush()
 
 
-def read_metrics(folder: Path) -> list[Row]:
-    """The rows of a run; one that was not written to its end does not count."""
+def read_metrics(folder: Path, until: float = math.inf) -> list[Row]:
+    """The rows of a run up to some steps; one that was not written to its end does not count."""
     rows: list[Row] = []
     path = folder / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
             row = json.loads(line)
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
+    return [row for row in rows if float(row[STEPS]) <= until]
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from rollstream.training.folder import Recipe, RunError, read_recipe, require_ru
 from rollstream.training.settings import configured
 
 
-def require_whole(least: int, **numbers: int | None) -> None:
+def require_whole(least: int, **numbers: Any) -> None:
     """Raise, naming the argument, unless all that are given are whole numbers and large enough."""
     for name, value in numbers.items():
-        if value is not None and (not isinstance(value, int) or value < least):
+        if value is not None and (not isinstance(value, Integral) or value < least):
             raise RollstreamError(f"{name}={value!r}: give a whole number, {least} or more")
 
 

@@ -166,7 +166,7 @@ def load(
     if checkpoint is None:
         fix = "train with evaluate_every=..." if best else "go on with it by resume=True"
         raise CheckpointError(f"the run in {folder} has no {'best ' * best}checkpoint yet; {fix}")
-    metrics = [row for row in read_metrics(folder) if _steps(row) <= checkpoint.step]
+    metrics = read_metrics(folder, checkpoint.step)
     return Run(recipe, folder, metrics, load_weights(checkpoint.path))
 
 

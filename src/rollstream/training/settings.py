@@ -59,8 +59,8 @@ def as_json(config: Any) -> dict[str, Any]:
 
 def _as(hint: Any, value: Any) -> Any:
     """JSON has lists where settings have tuples."""
-    is_tuple = tuple in map(typing.get_origin, (hint, *typing.get_args(hint)))  # or one of several types is
-    return _tupled(value) if is_tuple else value
+    kinds = [typing.get_origin(part) for part in (hint, *typing.get_args(hint))]
+    return _tupled(value) if tuple in kinds else value
 
 
 def _tupled(value: Any) -> Any:
