@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.replay.cuts import Cut
 from rollstream.replay.steps import nested
 from rollstream.replay.table import Table, TableInfo
-from rollstream.replay.writer import Cut, Writer
+from rollstream.replay.writer import Writer
 
 Array = np.ndarray[Any, Any]
 
