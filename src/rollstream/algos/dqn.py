@@ -105,8 +105,11 @@ def loss(
         wanted = projected(policy.atoms, reward, goes_on, jax.nn.softmax(after))
         each = surprise = -jnp.sum(wanted * jax.nn.log_softmax(chosen), axis=-1)
         value = jax.nn.softmax(chosen) @ policy.atoms
-    total = jnp.mean(each * importance(rows, beta) if config.priority_exponent else each)
-    return total, {"loss": total, "value": jnp.mean(value), "surprise": surprise}
+    metrics = {"value": jnp.mean(value)}
+    if config.priority_exponent:
+        each, metrics["surprise"] = each * importance(rows, beta), surprise
+    total = jnp.mean(each)
+    return total, metrics | {"loss": total}
 
 
 def projected(atoms: Array, reward: Array, goes_on: Array, probabilities: Array) -> Array:

@@ -69,6 +69,8 @@ class Episodes:
 def _since_the_last(sums: Array, ended: Array) -> Array:
     """Sums at the end of episodes, from the end before on; not a number elsewhere."""
     column = np.full(sums.shape, np.nan, np.float32)
+    if not ended.any():
+        return column
     for index in np.flatnonzero(ended.any(axis=0)):
         rows = np.flatnonzero(ended[:, index])
         column[rows, index] = np.diff(sums[rows, index], prepend=0)
@@ -77,6 +79,8 @@ def _since_the_last(sums: Array, ended: Array) -> Array:
 
 def _left(sums: Array, ended: Array) -> Array:
     """What has come together since the last end."""
+    if not ended.any():
+        return sums[-1]
     before = np.where(ended, sums, 0)
     last = sums.shape[0] - 1 - np.argmax(ended[::-1], axis=0)
     return sums[-1] - before[last, np.arange(sums.shape[1])]

@@ -121,6 +121,8 @@ class UpdatePriorities:
 
     def __call__(self, report: Report, context: Context) -> Report:
         """The report, and of shards how much they remember and what was lost with one that died."""
+        if "surprise" not in report:  # all are alike
+            return report
         keys, surprise = report.pop("surprise")
         if isinstance(self.buffer, Buffer):
             self.buffer.update(keys, surprise)
