@@ -20,32 +20,16 @@ Peers have an environment of their own, since they pin versions; those that are 
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+import rivals
 import support
+from rivals import Competitor
 
-PEERS = Path(__file__).parent / "peers"
 PASSES = 3
 BATCHES = 30
-TIMEOUT = 900.0
-"""Seconds after which a competitor has failed."""
-
-
-@dataclass(frozen=True)
-class Competitor:
-    """A script, what it is told, and which package it needs; none for our own."""
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    package: str | None = None
-    share: float = 1.0
-    """Of the batches, for those that would take too long."""
 
 
 @dataclass(frozen=True)
@@ -73,35 +57,6 @@ TARGETS = {
     ("overlap", "Stable-Baselines3"): 6.0,
 }
 """How many times as fast the first is to be as the second."""
-
-
-def is_importable(python: str, package: str) -> bool:
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    return subprocess.run([python, "-c", code, package], capture_output=True, check=False).returncode == 0
-
-
-def present(chosen: Sequence[str], peer_python: str | None) -> dict[str, Competitor]:
-    """Those that can run here; for each other one a line says why not."""
-    able: dict[str, Competitor] = {}
-    for name in chosen:
-        package = COMPETITORS[name].package
-        if package is None or (peer_python is not None and is_importable(peer_python, package)):
-            able[name] = COMPETITORS[name]
-        else:
-            reason = f"{peer_python} has no {package}" if peer_python else "give --peer-python"
-            print(f"skipped {name}: {reason}")
-    return able
-
-
-def steps_per_second(competitor: Competitor, python: str, batches: int, minibatch: int) -> float:
-    """Run a competitor once."""
-    command = [python, str(PEERS / competitor.script), *competitor.arguments]
-    command += ["--batches", str(max(1, round(batches * competitor.share))), "--minibatch", str(minibatch)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["steps"] / answer["seconds"]
 
 
 def show(figures: Sequence[Figure]) -> None:
@@ -140,13 +95,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=BATCHES, help="of 2048 steps; peers train fewer")
     parser.add_argument("--minibatch", type=int, default=64)
     options = parser.parse_args()
-    competitors = present(options.competitors, options.peer_python)
+    chosen = {name: COMPETITORS[name] for name in options.competitors}
+    competitors = rivals.present(chosen, options.peer_python)
     rates: dict[str, list[float]] = {name: [] for name in competitors}
     for turn in range(options.passes):
         for name, competitor in competitors.items():
             print(f"pass {turn + 1}: {name} ...", flush=True)
-            python = options.peer_python if competitor.package else sys.executable
-            rates[name].append(steps_per_second(competitor, python, options.batches, options.minibatch))
+            batches = max(1, round(options.batches * competitor.share))
+            told = ["--batches", str(batches), "--minibatch", str(options.minibatch)]
+            rates[name].append(competitor.steps_per_second(options.peer_python, told))
     figures = [Figure(name, statistics.median(row), tuple(row)) for name, row in rates.items()]
     show(figures)
     support.write_json(options.json, "ppo_cartpole", [asdict(figure) for figure in figures])

@@ -1,0 +1,81 @@
+"""SAC, TD3 and DQN in Rollstream: steps and seconds, learning included; or the compiled update alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import off_policy_cases
+
+import rollstream as rs
+from rollstream.algos import algorithm as named
+from rollstream.rl.algorithm import Task
+from rollstream.rl.environments import Environment
+from rollstream.rl.learner import Learner
+
+
+def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any]) -> None:
+    """The compiled update by itself, again and again on one batch."""
+    observations, actions = spaces
+    seen = np.stack([observations.sample() for _ in range(case.batch_size)]).clip(-3, 3)
+    rows = {
+        "observation": seen,
+        "next_observation": seen,
+        "action": np.stack([actions.sample() for _ in range(case.batch_size)]),
+        "reward": np.ones((case.batch_size, 1), np.float32),
+        "terminated": np.zeros((case.batch_size, 1), bool),
+        "length": np.ones(case.batch_size, np.float32),
+        "likelihood": np.ones(case.batch_size, np.float32),
+    }
+
+    def train(steps: int) -> None:
+        settings = {name: np.float32(value) for name, value in learner._settings(0.0).items()}
+        noise = () if learner._noise is None else learner._noise(np.random.default_rng(0))
+        weights, state = learner.weights, learner.state
+        assert learner._update is not None
+        for _ in range(steps // case.update_every):
+            weights, state, _ = learner._update(weights, state, rows, noise, settings)
+        jax.block_until_ready(weights)
+
+    off_policy_cases.report(case, train)
+
+
+def main() -> None:
+    name, case, options = off_policy_cases.chosen(__doc__)
+    algorithm = named(name)
+    own: dict[str, Any] = {"target_rate": case.tau}
+    if name == "dqn":
+        own = {
+            "target_every": case.target_every // case.update_every,
+            "final_epsilon": case.final_epsilon,
+            "double": False,
+        }
+    config = algorithm.config(
+        hidden=case.hidden,
+        batch_size=case.batch_size,
+        buffer_size=case.buffer_size,
+        learning_starts=case.learning_starts,
+        learning_rate=case.learning_rate,
+        discount=case.discount,
+        rollout_length=case.update_every,
+        report_every=100,
+        **own,
+    )
+    task = Task(Environment(case.environment), case.warm_up + case.steps)
+    with rs.engine("inline") as engine:
+        workers = algorithm.workers(engine, config, task)
+        if options.bare:
+            bare(workers.learner, case, task.spaces())
+            return
+        reports = iter(algorithm.plan(workers, config))
+
+        def train(steps: int) -> None:
+            for _ in range(steps // 100):
+                next(reports)
+
+        off_policy_cases.report(case, train)
+
+
+if __name__ == "__main__":
+    main()
