@@ -200,7 +200,7 @@ class _Reporter:
         if not steps or (self._waiting < self._every and not before < self._total <= self._steps):
             return []
         means = {
-            key: latest if key in _LATEST else total / count
+            key: latest if key in _LATEST or key.startswith("replay/") else total / count
             for key, (total, count, latest) in self._sums.items()
         }
         self._waiting, self._sums = 0, {}
