@@ -59,9 +59,9 @@ class Train(Generic[C]):
     registers, or my_file.py:MyEnv for a class or function in a file."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_EXCEPT)] = None
     """Environment steps, rounded up to whole batches."""
-    seed: int = 0
+    seed: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 0)")] = None
     """Of everything that is random."""
-    workers: Count = 0
+    workers: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 0)")] = None
     """Workers that sample; with 0, it is done in the driver's own thread."""
     engine: Engine = None
     """Where workers run; processes if there are some."""
@@ -73,15 +73,15 @@ class Train(Generic[C]):
     """Show nothing while it runs."""
     evaluate_every: Every = None
     """Environment steps from one evaluation to the next."""
-    evaluate_episodes: Count = 10
+    evaluate_episodes: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 10)")] = None
     """Episodes of such an evaluation."""
     stop_at: Annotated[float | None, arg(metavar="RETURN", help_behavior_hint="")] = None
     """Stop when the mean return gets there."""
     checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Environment steps from one checkpoint to the next."""
-    keep: Count = 3
+    keep: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 3)")] = None
     """How many checkpoints are kept, the newest."""
-    frame_stack: Count = 1
+    frame_stack: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Observations a policy sees at once."""
 
     def run(self, args: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class Train(Generic[C]):
             )
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         algorithm = options.pop("algorithm")
-        options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed)
+        options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
         out = options["out"]
         try:
