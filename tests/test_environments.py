@@ -848,6 +848,17 @@ def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
     other.close()
 
 
+def test_workers_of_one_plan_see_and_do_different_things() -> None:
+    spec = WorkerSpec(Environment("CartPole-v1"), 2, 20, ActorCriticPolicy)
+    workers = [worker_of(spec, index) for index in (0, 0, 1)]
+    one, again, other = (sampled(worker) for worker in workers)
+    for name in ("observation", "action"):
+        np.testing.assert_array_equal(one[name], again[name])
+        assert (one[name] != other[name]).any()
+    for worker in workers:
+        worker.close()
+
+
 def test_a_worker_whose_environment_cannot_be_saved_begins_anew_the_same_way() -> None:
     def make() -> gymnasium.Env[Any, Any]:
         environment = gymnasium.make("CartPole-v1", disable_env_checker=True)
