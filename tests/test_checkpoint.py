@@ -134,7 +134,7 @@ def test_any_plain_state_comes_back_exactly(state: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"a": [1, object()]}, r"a/1 is a builtins.object, which cannot be saved; let state_dict give"),
+        ({"a": [1, object()]}, r"a/1 is a builtins.object, which cannot be saved; give dicts"),
         ({"a": np.array([None])}, r"a is an array of object, which cannot be saved; give arrays of numbers"),
         ({1, 2}, r"the state is a builtins.set, which cannot be saved"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from rollstream.flow import Statistics
 from rollstream.flow.statistics import NodeStatistics
-from rollstream.training.course import Course, sparkline
+from rollstream.training.course import Course, headline, sparkline
 from rollstream.training.curve import curve_svg, draw_curve, ticks
 from rollstream.training.display import Lines, LiveDisplay, display_for
 from rollstream.training.progress import RunAbout
@@ -49,9 +50,9 @@ def statistics(elapsed: float = 2.0) -> Statistics:
     )
 
 
-def live(width: int = 100) -> tuple[LiveDisplay, io.StringIO, Clock]:
+def live(width: int = 100, height: int = 40) -> tuple[LiveDisplay, io.StringIO, Clock]:
     stream, clock = io.StringIO(), Clock()
-    console = Console(file=stream, force_terminal=True, width=width, height=40, legacy_windows=False)
+    console = Console(file=stream, force_terminal=True, width=width, height=height, legacy_windows=False)
     return LiveDisplay(console, clock), stream, clock
 
 
@@ -88,6 +89,13 @@ def test_the_last_line_is_not_said_twice() -> None:
     assert len(stream.getvalue().splitlines()) == 2
 
 
+def test_who_samples_elsewhere_is_said_also_if_nobody_asked_for_workers() -> None:
+    assert (
+        headline(replace(ABOUT, workers=0, engine="ray")) == "ppo on CartPole-v1 · 1 worker on ray · seed 1"
+    )
+    assert headline(replace(ABOUT, workers=0, engine="inline")) == "ppo on CartPole-v1 · inline · seed 1"
+
+
 def test_a_part_of_a_run_says_where_it_goes_on() -> None:
     stream = io.StringIO()
     Lines(stream).start(RunAbout("a2c", "Acrobot-v1", 10_000, 0, 0, "inline", None, 4_000))
@@ -105,8 +113,8 @@ def test_a_display_that_never_started_finishes() -> None:
 # On a terminal -----------------------------------------------------------------------------------
 
 
-def drawn(width: int = 100) -> str:
-    display, _, clock = live(width)
+def drawn(width: int = 100, height: int = 40) -> str:
+    display, _, clock = live(width, height)
     display._course = Course(ABOUT)
     for index in range(1, 21):
         clock.now += 0.5
@@ -138,6 +146,16 @@ def test_the_picture_has_it_all() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_no_line_is_too_long(width: int) -> None:
     assert max(map(len, drawn(width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(("height", "nodes"), [(4, 0), (12, 1), (13, 2), (24, 2)])
+def test_no_picture_is_too_high(height: int, nodes: int) -> None:
+    """Where there is little room, it is for the busiest node; rich would cut what is too high."""
+    lines = drawn(50, height).splitlines()
+    assert len(lines) < height
+    shown = [line.split()[0] for line in lines if line.startswith(("ParallelRollouts", "TrainOneStep"))]
+    assert len(shown) == nodes
+    assert "ParallelRollouts" in shown or not nodes
 
 
 def test_before_the_first_report_and_the_first_episode() -> None:

@@ -848,6 +848,17 @@ def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
     other.close()
 
 
+def test_workers_of_one_plan_see_and_do_different_things() -> None:
+    spec = WorkerSpec(Environment("CartPole-v1"), 2, 20, ActorCriticPolicy)
+    workers = [worker_of(spec, index) for index in (0, 0, 1)]
+    one, again, other = (sampled(worker) for worker in workers)
+    for name in ("observation", "action"):
+        np.testing.assert_array_equal(one[name], again[name])
+        assert (one[name] != other[name]).any()
+    for worker in workers:
+        worker.close()
+
+
 def test_a_worker_whose_environment_cannot_be_saved_begins_anew_the_same_way() -> None:
     def make() -> gymnasium.Env[Any, Any]:
         environment = gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -908,7 +919,9 @@ def test_an_environment_that_begins_as_it_should_not(kind: Any, options: Any, re
     with pytest.raises(BadEnvironment) as raised:
         Environment(kind, options).make(2)
     text = str(raised.value)
-    assert text.startswith(f"reset(seed=...) of {kind.__name__} has to give an observation of Box(")
+    assert text.startswith(
+        f"reset(seed=...) of {kind.__name__} has to give an observation of its space and a dict ("
+    )
     assert reason in text
     assert "check_env" in text
     assert "\n" not in text
@@ -933,8 +946,8 @@ def test_an_environment_that_goes_on_as_it_should_not(given: Any, reason: str, l
     with pytest.raises(BadEnvironment) as raised:
         vector.step(np.zeros(2, int))
     text = str(raised.value)
-    assert text.startswith("step(action) of Misbehaved has to give an observation of Box(")
-    assert ", a reward, terminated, truncated and a dict" in text
+    wanted = "an observation of its space, a reward, terminated, truncated and a dict ("
+    assert text.startswith(f"step(action) of Misbehaved has to give {wanted}")
     assert reason in text
     assert "\n" not in text
 

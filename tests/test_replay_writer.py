@@ -396,7 +396,7 @@ def test_observations_may_be_dicts_of_arrays() -> None:
         "truncated": np.zeros((3, 2), bool),
     }
     signature = signature_of(columns)
-    assert list(signature) == ["observation/where", "observation/what/0", "terminated", "truncated"]
+    assert list(signature) == ["observation/where", "observation/what/#0", "terminated", "truncated"]
     fields = {"where": Field("observation/where"), "next": Field("observation/where", "last")}
     table = Table(
         signature, fields, max_size=9, sampler=Fifo(), remover=Fifo(), limiter=MinSize(1), max_times_sampled=1

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -60,3 +61,95 @@ def test_a_run_that_is_over_has_the_rows_up_to_its_checkpoint(tmp_path: Path) ->
 def test_a_film_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FilmError, match="episodes=0: there is nothing to film; give 1 or more"):
         film(begun(None), tmp_path / "film.mp4", episodes=0)
+
+
+# What is not said again is as it was -------------------------------------------------------------
+
+
+def resumed(out: Path, **more: Any) -> Run:
+    return rs.train("ppo", out=out, resume=True, quiet=True, **more)
+
+
+def test_checkpoints_are_written_and_kept_as_before(tmp_path: Path) -> None:
+    begun(tmp_path / "run", steps=80, checkpoint_every=16, keep=10)
+    assert len(names(tmp_path / "run" / "checkpoints")) == 5
+    resumed(tmp_path / "run", steps=112)
+    assert len(names(tmp_path / "run" / "checkpoints")) == 7
+    assert resumed(tmp_path / "run", steps=144, keep=2).recipe.saving == {"every": 16, "keep": 2}
+    assert names(tmp_path / "run" / "checkpoints") == ["step_000000128", "step_000000144"]
+    assert resumed(tmp_path / "run", checkpoint_every=64).recipe.saving == {"every": 64, "keep": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ({}, {}),
+        ({"evaluate_every": 16}, {"every": 16}),
+        ({"evaluate_episodes": 2}, {"episodes": 2}),
+        ({"stop_at": 475.0}, {"stop_at": 475.0}),
+    ],
+)
+def test_evaluation_is_changed_only_where_something_is_said(
+    tmp_path: Path, said: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    begun(tmp_path / "run", evaluate_every=32, evaluate_episodes=1, stop_at=9999.0)
+    expected = {"every": 32, "episodes": 1, "stop_at": 9999.0} | changed
+    assert resumed(tmp_path / "run", **said).recipe.evaluation == expected
+
+
+def test_a_return_to_stop_at_is_looked_for_every_so_often(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run", stop_at=9999.0)
+    assert run.recipe.evaluation == {"every": 10_000, "episodes": 10, "stop_at": 9999.0}
+    begun(tmp_path / "other")
+    with pytest.raises(RunError, match="has evaluate_every None, not 10000; a run goes on as it began"):
+        resumed(tmp_path / "other", stop_at=475.0)
+
+
+class Heavy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole with options that JSON has no words for."""
+
+    def __init__(self, masses: Any = (), names: Any = None):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        assert isinstance(masses, tuple)
+        assert names is None or all(isinstance(key, int) for key in names)
+
+
+def test_the_same_may_be_said_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "config": SMALL | {"hidden": [4, 4]},
+        "env_options": {"masses": (1, 2), "names": {1: "one"}},
+        "seed": 3,
+        "workers": 0,
+        "frame_stack": 2,
+    }
+    begun(tmp_path / "run", env=Heavy, **options)
+    run = resumed(tmp_path / "run", env=Heavy, **options)
+    assert run.recipe.task.environment.options == options["env_options"]
+    assert run.recipe.config.hidden == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"seed": 0}, "has seed 3, not 0"),
+        ({"frame_stack": 1}, "has frame_stack 2, not 1"),
+        ({"workers": 1}, "has workers 0, not 1"),
+        ({"env_options": {}}, "has env_options {'sutton_barto_reward': True}, not {}"),
+        ({"config": {"hidden": [5]}}, r"has config {'hidden': \(4,\)}, not {'hidden': \(5,\)}"),
+    ],
+)
+def test_something_else_may_not(tmp_path: Path, said: dict[str, Any], text: str) -> None:
+    begun(tmp_path / "run", seed=3, frame_stack=2, env_options={"sutton_barto_reward": True})
+    with pytest.raises(RunError, match=text):
+        resumed(tmp_path / "run", **said)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(object(), "masses is a builtins.object"), (np.ones(1), "masses is an array; give a list")],
+)
+def test_options_that_cannot_be_written_are_named(tmp_path: Path, value: Any, text: str) -> None:
+    with pytest.raises(RunError, match=f"env_options cannot be written to config.json: {text}"):
+        begun(
+            tmp_path / "run", env=lambda masses: gymnasium.make("CartPole-v1"), env_options={"masses": value}
+        )

@@ -161,6 +161,10 @@ def test_importing_rollstream_does_not_import_jax() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_what_is_imported_late_is_listed() -> None:
+    assert {"train", "load", "engine"} <= set(dir(rs))
+
+
 # Resume ------------------------------------------------------------------------------------------
 
 KILLED = """

@@ -61,3 +61,8 @@ def __getattr__(name: str) -> Any:
     from rollstream import training
 
     return getattr(training, name)
+
+
+def __dir__() -> list[str]:
+    """Also what is imported when it is asked for."""
+    return sorted({*globals(), *__all__})

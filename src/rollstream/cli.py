@@ -6,21 +6,26 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
+import io
 import json
 import os
+import re
 import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, Union
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 
+from rollstream.arguments import checked, options_of
 from rollstream.engine import RollstreamError
 from rollstream.flow import OperatorError
 
@@ -59,9 +64,9 @@ class Train(Generic[C]):
     registers, or my_file.py:MyEnv for a class or function in a file."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_EXCEPT)] = None
     """Environment steps, rounded up to whole batches."""
-    seed: int = 0
+    seed: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 0)")] = None
     """Of everything that is random."""
-    workers: Count = 0
+    workers: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 0)")] = None
     """Workers that sample; with 0, it is done in the driver's own thread."""
     engine: Engine = None
     """Where workers run; processes if there are some."""
@@ -73,16 +78,18 @@ class Train(Generic[C]):
     """Show nothing while it runs."""
     evaluate_every: Every = None
     """Environment steps from one evaluation to the next."""
-    evaluate_episodes: Count = 10
+    evaluate_episodes: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 10)")] = None
     """Episodes of such an evaluation."""
     stop_at: Annotated[float | None, arg(metavar="RETURN", help_behavior_hint="")] = None
     """Stop when the mean return gets there."""
     checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Environment steps from one checkpoint to the next."""
-    keep: Count = 3
+    keep: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 3)")] = None
     """How many checkpoints are kept, the newest."""
-    frame_stack: Count = 1
+    frame_stack: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Observations a policy sees at once."""
+    env_options: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    """What the environment is made with, as continuous=True."""
 
     def run(self, args: Sequence[str]) -> None:
         """Train, and say how to go on."""
@@ -97,8 +104,9 @@ class Train(Generic[C]):
             )
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         algorithm = options.pop("algorithm")
-        options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed)
+        options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
+        options["env_options"] = dict(map(_pair, self.env_options)) or None
         out = options["out"]
         try:
             train(algorithm, **options)
@@ -245,12 +253,12 @@ def main(args: Sequence[str] | None = None) -> None:
             _exit(f"{where}{error.strerror or error}", 1)
 
 
-def _show_warning(usual: Any, message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-    """A warning of our own is a sentence for whoever reads, and not for who wrote the code it names."""
-    if category.__module__.startswith("rollstream."):
+def _show_warning(usual: Any, message: Any, category: type[Warning], filename: str, *more: Any) -> None:
+    """A warning of our own is a sentence for whoever reads it, and not for who wrote the code it names."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
         print(f"rollstream: {message}", file=sys.stderr)
     else:
-        usual(message, category, *where, **more)
+        usual(message, category, filename, *more)
 
 
 def _code(stopped: BaseException) -> int:
@@ -268,28 +276,71 @@ def _parsed(args: Sequence[str]) -> Any:
         near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
         meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
         raise RollstreamError(f"there is no command {args[0]!r}; {meant}")
-    kinds = [_kind(name, command, args) for name, command in _COMMANDS.items()]
-    return tyro.cli(
-        Union[tuple(kinds)],  # type: ignore[arg-type]  # noqa: UP007
-        prog="rollstream",
-        description="Distributed reinforcement learning as dataflow.",
-        args=args,
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+    name, config = args[0], _settings(args)
+    if {"-h", "--help"} & set(args[1:]):
+        args = [name, "--help"]
+    elif name in _COMMANDS:
+        named = [] if isinstance(config, NoSettings) else [args[1]]
+        see = " ".join(["rollstream", name, *named, "--help"])
+        args = [name, *checked(args[1:], _options(_COMMANDS[name], config), see)]
+    kinds = [_kind(name, command, config) for name, command in _COMMANDS.items()]
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            return tyro.cli(
+                Union[tuple(kinds)],  # type: ignore[arg-type]  # noqa: UP007
+                prog="rollstream",
+                description="Distributed reinforcement learning as dataflow.",
+                args=args,
+                config=(tyro.conf.OmitSubcommandPrefixes,),
+            )
+    except SystemExit as error:
+        if error.code:
+            see = f"rollstream {name} --help" if name in _COMMANDS else "rollstream --help"
+            raise RollstreamError(f"{_unboxed(told.getvalue())}; see {see}") from None
+        raise
 
 
-def _kind(name: str, command: Any, args: Sequence[str]) -> Any:
-    """A command's options; those of the algorithm are among them if one is named."""
-    if "config" not in {field.name for field in dataclasses.fields(command)}:
+def _unboxed(text: str) -> str:
+    """The words in a box, up to its first rule."""
+    lines = [line.strip("│| ") for line in text.splitlines()[1:]]
+    words = takewhile(_has_words, dropwhile(lambda line: not _has_words(line), lines))
+    return " ".join(words).rstrip(".")
+
+
+def _has_words(line: str) -> bool:
+    return any(map(str.isalnum, line))
+
+
+def _settings(args: Sequence[str]) -> Any:
+    """The settings of the algorithm that is named, as tuned for the environment that is named."""
+    command = _COMMANDS.get(args[0])
+    if not _has_settings(command) or len(args) == 1 or args[1].startswith("-"):
+        return NoSettings()
+    from rollstream.algos import algorithm
+
+    named = algorithm(args[1])  # before the rest is imported: a wrong name is told at once
+    from rollstream.training.settings import configured
+
+    return configured(named, _environment(command, args))
+
+
+def _has_settings(command: Any) -> bool:
+    return command in (Train, Graph)
+
+
+def _options(command: Any, config: Any) -> dict[str, Any]:
+    """What may be given to a command, by name."""
+    options = options_of(command) | options_of(type(config), "--config.")
+    return {
+        name: hint for name, hint in options.items() if name not in ("--algorithm", "--folder", "--config")
+    }
+
+
+def _kind(name: str, command: Any, config: Any) -> Any:
+    """A command for the parser; the settings of the algorithm are among its options."""
+    if not _has_settings(command):
         return Annotated[command, subcommand(name)]
-    config: Any = NoSettings()
-    if args[:1] == [name] and len(args) > 1 and not args[1].startswith("-"):
-        from rollstream.algos import algorithm
-
-        named = algorithm(args[1])  # before the rest is imported: a wrong name is told at once
-        from rollstream.training.settings import configured
-
-        config = configured(named, _environment(command, args))
     blank = {
         field.name: tyro.MISSING
         for field in dataclasses.fields(command)
@@ -306,6 +357,17 @@ def _environment(command: Any, args: Sequence[str]) -> str:
         if option.startswith("--env="):
             return option.partition("=")[2]
     return getattr(command, "env", None) or ""
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """A keyword and its value, which is Python's, or else text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise RollstreamError(f"--env-options {text}: give a keyword and its value, as continuous=True")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 def _given(config: Any, args: Sequence[str]) -> list[str]:
@@ -345,6 +407,8 @@ def _sentence(error: RollstreamError) -> str:
         return str(error).replace("resume=True", "--resume")  # as it is said here
     if isinstance(error.original, RollstreamError):
         return _sentence(error.original)
+    if (own := re.search(r" failed: rollstream\.[\w.]+: (.*)", str(error))) is not None:  # in another process
+        return own[1]
     return str(error).partition("\n")[0] + _own_line(error.original)
 
 

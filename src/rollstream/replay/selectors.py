@@ -225,27 +225,44 @@ class Prioritized(Selector):
     def choose(self, uniforms: Array) -> tuple[Slots, Array]:
         """By weight, down the tree.
 
-        At every level it goes on with the last child before which the sum is not above what remains of the
-        target. That one has a weight above 0, however sums were rounded, as long as the target is below the
-        sum of all children: that is made sure of.
+        A target that rounding has carried to the end of a node may come out at an item without weight: then
+        it is looked for again, with more care.
         """
         self._add_up()
-        top = self._top
-        total = top[-1]
+        total = self._top[-1]
         if total == 0:
             there = np.flatnonzero(self._there)
             chosen = there[(uniforms * self.size).astype(np.int64)]
             return chosen, np.full(len(uniforms), 1.0 / self.size)
-        targets = np.minimum(uniforms * total, np.nextafter(total, 0))
-        nodes = top.searchsorted(targets, side="right") - 1
-        before = top.take(nodes)
+        slots = self._descend(uniforms * total)
+        weights = self._sums[0].take(slots)
+        if np.count_nonzero(weights) < len(weights):
+            lost = np.flatnonzero(weights == 0)
+            slots[lost] = self._descend(uniforms[lost] * total, careful=True)
+            weights = self._sums[0].take(slots)
+        return slots, weights / total
+
+    def _descend(self, targets: Array, *, careful: bool = False) -> Slots:
+        """The slots up to which weights add up to the targets.
+
+        At every level it goes on with the last child before which the sum is not above what remains of the
+        target. With care that remainder is kept below the sum of all children: the child then has a sum above
+        0, however sums were rounded.
+        """
+        if careful:
+            targets = np.minimum(targets, np.nextafter(self._top[-1], 0))
+        nodes = self._top.searchsorted(targets, side="right") - 1
+        np.minimum(nodes, len(self._top) - 2, out=nodes)
+        before = self._top.take(nodes)
         for sums, running in zip(self._sums[:0:-1], self._running[::-1], strict=True):
-            targets = np.minimum(targets - before, np.nextafter(sums.take(nodes), 0))
+            targets = targets - before
+            if careful:
+                targets = np.minimum(targets, np.nextafter(sums.take(nodes), 0))
             above = running.take(nodes, axis=0) > targets[:, None]
             # The child is the one before the first above the target: the last, if there is none (argmax 0).
             nodes = (nodes << self.BITS) + ((above.argmax(axis=1) - 1) & (self.WIDTH - 1))
             before = running.ravel().take(nodes)
-        return nodes, self._sums[0].take(nodes) / total
+        return nodes
 
     def state_dict(self) -> dict[str, Any]:
         """The weights of the items; sums follow from them."""

@@ -284,7 +284,7 @@ class Table:
         keys = np.asarray(keys, np.int64)
         slots = keys & ((1 << self._slot_bits) - 1)
         there = self._keys.take(slots, mode="clip") == keys
-        return (slots, there) if there.all() else (slots[there], there)
+        return (slots, there) if np.count_nonzero(there) == len(there) else (slots[there], there)
 
     def _remove(self, slots: Slots, *, sampled: bool = False) -> None:
         """Remove items; those removed by sampling are not the sampler's any more."""
@@ -554,7 +554,7 @@ def _largest(priorities: Array) -> float:
     if not priorities.size:
         return 0.0
     largest = priorities.max()
-    if not (largest < np.inf and priorities.min() >= 0):
+    if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
         raise ReplayError(f"priorities are finite and at least 0, and these are {_numbers(priorities)}")
     return float(largest)
 

@@ -81,8 +81,8 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _bad(environment: Any, method: str, reason: str) -> BadEnvironment:
     name = type(environment.unwrapped).__name__ if environment.spec is None else environment.spec.id
-    rest = "a reward, terminated, truncated and a dict" if method == _STEP else "and a dict"
+    rest = ", a reward, terminated, truncated and a dict" if method == _STEP else " and a dict"
     return BadEnvironment(
-        f"{method} of {name} has to give an observation of {environment.observation_space}, {rest} "
-        f"({' '.join(reason.split())}); gymnasium.utils.env_checker.check_env tells what else is wrong"
+        f"{method} of {name} has to give an observation of its space{rest} ({' '.join(reason.split())}); "
+        f"gymnasium.utils.env_checker.check_env tells what else is wrong"
     )

@@ -36,10 +36,6 @@ class CheckpointError(RollstreamError):
     """A checkpoint that is not there, or is damaged."""
 
 
-class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged, and an older one is used."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """One that was read and found whole."""
@@ -99,7 +95,7 @@ def latest(folder: Path) -> Checkpoint | None:
             damaged.append(error)
             continue
         for error in damaged:
-            warnings.warn(f"{error}; {path.name} is used instead", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"{error}; {path.name} is used instead", stacklevel=2)
         return checkpoint
     if damaged:
         raise CheckpointError(f"{damaged[0]}, and no other checkpoint in {folder} is whole: begin a new run")

@@ -96,8 +96,9 @@ def _short(name: str) -> str:
 
 def headline(about: RunAbout) -> str:
     """What is trained, where and how: one line."""
-    kind = "worker" if about.workers == 1 else "workers"
-    place = f"{about.workers} {kind} on {about.engine}" if about.workers else f"{about.engine}"
+    workers = about.workers or (0 if about.engine == "inline" else 1)  # elsewhere, somebody has to be
+    kind = "worker" if workers == 1 else "workers"
+    place = f"{workers} {kind} on {about.engine}" if workers else about.engine
     return f"{about.algorithm} on {about.environment} · {place} · seed {about.seed}"
 
 

@@ -25,7 +25,7 @@ _REFRESH = 4
 _EVERY = 5.0
 """Seconds from one line to the next, where there is no terminal."""
 _NODES = 12
-"""Nodes of a flow that are shown: the busiest."""
+"""Nodes of a flow that are shown, at most: the busiest."""
 _CURVE, _LABEL = 32, 12
 """Characters of the curve of returns, and of a label with the space after it."""
 _WIDE = 84
@@ -164,13 +164,15 @@ class LiveDisplay:
 
         Laid out here: rich's tables take 7 ms for the same picture, and this takes 2.
         """
-        course, width = self._course, self._console.width
+        course, (width, height) = self._course, self._console.size
         if course is None:
             return Text()
         lines = [_header(course), _bar(course, self._clock(), width), Text(), *_numbers(course)]
         if course.statistics is not None and course.statistics.nodes:
-            lines += [Text(), *_nodes(course.statistics, width)]
-            lines += [Text(str(event), style="yellow") for event in course.statistics.events[-3:]]
+            events = [Text(str(event), style="yellow") for event in course.statistics.events[-3:]]
+            room = height - len(lines) - len(events) - 3  # the titles of a table, and a line around it
+            lines += [Text(), *_nodes(course.statistics, width, room), *events] if room > 0 else events
+        lines = lines[: height - 1]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Text("\n", no_wrap=True).join(lines)
@@ -219,9 +221,9 @@ def _labelled(label: str, *parts: str | tuple[str, str]) -> Text:
     return text
 
 
-def _nodes(statistics: Statistics, width: int) -> list[Text]:
+def _nodes(statistics: Statistics, width: int, room: int) -> list[Text]:
     """Where the time goes: a line for each node, in the order of the flow."""
-    nodes, wide = _busiest(statistics.nodes), width >= _WIDE
+    nodes, wide = _busiest(statistics.nodes, min(room, _NODES)), width >= _WIDE
     bar = 16 if wide else 8
     name = max(len(node.name) for node in nodes)
     place = max(len(node.place) for node in nodes)
@@ -244,11 +246,11 @@ def _nodes(statistics: Statistics, width: int) -> list[Text]:
     return lines
 
 
-def _busiest(nodes: tuple[NodeStatistics, ...]) -> list[NodeStatistics]:
-    if len(nodes) <= _NODES:
+def _busiest(nodes: tuple[NodeStatistics, ...], most: int) -> list[NodeStatistics]:
+    if len(nodes) <= most:
         return list(nodes)
-    least = sorted((node.busy for node in nodes), reverse=True)[_NODES - 1]
-    return [node for node in nodes if node.busy >= least][:_NODES]
+    least = sorted((node.busy for node in nodes), reverse=True)[most - 1]
+    return [node for node in nodes if node.busy >= least][:most]
 
 
 def _blocks(share: float, width: int) -> str:

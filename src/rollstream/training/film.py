@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rollstream.training.run import Run
 
 _FRAMES_A_SECOND = 30
+_KINDS = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".gif")
 _FIX = "pip install 'rollstream[video]'"
 
 
@@ -31,12 +33,16 @@ def film(run: Run, path: str | Path, *, episodes: int = 1, seed: int = 0) -> lis
     """Film some episodes with the likeliest actions: the return of each."""
     if episodes < 1:
         raise FilmError(f"episodes={episodes}: there is nothing to film; give 1 or more")
+    path = Path(path)
+    if path.suffix not in _KINDS:
+        raise FilmError(f"{path} cannot be a film: give a name that ends in {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise FilmError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
         from imageio_ffmpeg import write_frames
     except ModuleNotFoundError:
         raise FilmError(f"filming needs imageio-ffmpeg, which is not installed: {_FIX}") from None
-    path, recipe, returns = Path(path), run.recipe.task.environment, list[float]()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    recipe, returns = run.recipe.task.environment, list[float]()
     partial = path.with_name(f".partial-{path.name}")
     environment = _filmed(recipe)
     try:
@@ -45,7 +51,9 @@ def film(run: Run, path: str | Path, *, episodes: int = 1, seed: int = 0) -> lis
         rate = environment.metadata.get("render_fps") or _FRAMES_A_SECOND
         size = (first.shape[1], first.shape[0])
         with closing(write_frames(str(partial), size, fps=rate, quality=7, macro_block_size=2)) as writer:
-            writer.send(None)
+            with warnings.catch_warnings():  # the writer forks, and is another program at once
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                writer.send(None)
             for frame in chain([first], frames):
                 writer.send(np.ascontiguousarray(frame))
         os.replace(partial, path)

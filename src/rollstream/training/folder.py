@@ -26,6 +26,7 @@ from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
 from rollstream.training.checkpoint import write_file
 from rollstream.training.metrics import read_metrics
+from rollstream.training.plain import NotPlain, packed, unpacked
 from rollstream.training.settings import as_json, settings
 
 _FORMAT = 1
@@ -55,6 +56,8 @@ class Recipe:
     engine: str
     evaluation: Mapping[str, Any]
     """`every`, `episodes` and `stop_at`."""
+    saving: Mapping[str, Any]
+    """Of checkpoints: `every`, `None` for a tenth of the training, and how many to `keep`."""
 
     def is_over(self, steps: float, evaluated: float | None) -> bool:
         """Whether so many steps, or what the newest evaluation reached, are what was asked for."""
@@ -110,7 +113,7 @@ def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> No
         "task": {
             "environment": {
                 "source": _source(environment.source),
-                "options": dict(environment.options),
+                "options": _plain(environment.options),
                 "frame_stack": environment.frame_stack,
                 "vectorization": environment.vectorization,
             },
@@ -121,6 +124,7 @@ def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> No
         },
         "engine": recipe.engine,
         "evaluation": dict(recipe.evaluation),
+        "saving": dict(recipe.saving),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "threads": {name: os.environ[name] for name in _THREADS if name in os.environ} | dict(threads),
     }
@@ -156,19 +160,38 @@ def read_recipe(
             algorithm,
             settings(algorithm, about["config"]),
             Task(
-                Environment(**environment | {"source": source or _found(environment["source"], "env")}),
+                Environment(
+                    source or _found(environment["source"], "env"),
+                    unpacked(environment["options"], {}),
+                    environment["frame_stack"],
+                    environment["vectorization"],
+                ),
                 task["steps"],
                 task["seed"],
                 task["workers"],
             ),
             about["engine"],
             about["evaluation"],
+            about["saving"],
         )
         if policy is None and task["policy"] is not None:
             policy = _found(task["policy"], "policy")
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder / 'config.json'} is damaged or of another version: {error!r}") from None
     return replace(recipe, task=replace(recipe.task, policy=policy))
+
+
+def _plain(options: Mapping[str, Any]) -> Any:
+    """Options of an environment for JSON, which has no tuples."""
+    try:
+        structure, arrays = packed(dict(options))
+    except NotPlain as error:
+        raise RunError(f"env_options cannot be written to config.json: {error}") from None
+    if arrays:
+        raise RunError(
+            f"env_options cannot be written to config.json: {', '.join(arrays)} is an array; give a list"
+        )
+    return structure
 
 
 def _number(value: Any) -> Any:

@@ -33,18 +33,14 @@ class Loop:
         recipe: what to train.
         folder: where to write; `None` writes nothing.
         display: who is shown it.
-        checkpoint_every: steps from one checkpoint to the next; a tenth of the training if left out.
-        keep: how many checkpoints are kept.
     """
 
-    def __init__(
-        self, recipe: Recipe, folder: Path | None, display: Display, checkpoint_every: int | None, keep: int
-    ):
+    def __init__(self, recipe: Recipe, folder: Path | None, display: Display):
         self._recipe = recipe
         self._folder = folder
         self._display = display
-        self._every = checkpoint_every or max(1, min(recipe.task.steps // 10, _OFTEN))
-        self._keep = keep
+        self._every = recipe.saving["every"] or max(1, min(recipe.task.steps // 10, _OFTEN))
+        self._keep = recipe.saving["keep"]
         self._events: tuple[ActorEvent, ...] = ()
         self._told = False
         self.rows: list[Row] = []

@@ -91,7 +91,7 @@ def _packed(value: Any, path: str, arrays: Arrays) -> Any:
     where, what = path.lstrip("/") or "the state", f"{kind.__module__}.{kind.__qualname__}"
     raise NotPlain(
         f"{where} is a {what}, which cannot be saved; "
-        f"let state_dict give dicts, lists, tuples, numbers, strings, None and arrays of numbers"
+        f"give dicts, lists, tuples, numbers, strings, None and arrays of numbers"
     )
 
 

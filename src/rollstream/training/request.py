@@ -15,6 +15,9 @@ from rollstream.rl.worker import PolicyMaker
 from rollstream.training.folder import Recipe, RunError, read_recipe, require_run
 from rollstream.training.settings import configured
 
+_EVALUATE_EVERY = 10_000
+"""Steps from one evaluation to the next, where there is a return to stop at."""
+
 
 def require_whole(least: int, **numbers: Any) -> None:
     """Raise, naming the argument, unless all that are given are whole numbers and large enough."""
@@ -25,22 +28,24 @@ def require_whole(least: int, **numbers: Any) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `train` that decide how a run goes."""
+    """The arguments of `train` that decide how a run goes; `None` where nothing was said."""
 
     algorithm: Algorithm[Any]
     config: Any
     env: Source | None
     steps: int | None
-    seed: int
-    workers: int
-    options: Mapping[str, Any]
-    frame_stack: int
+    seed: int | None
+    workers: int | None
+    options: Mapping[str, Any] | None
+    frame_stack: int | None
     policy: PolicyMaker | None
     engine: str | None
     evaluation: Mapping[str, Any]
+    saving: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         every, episodes = self.evaluation["every"], self.evaluation["episodes"]
+        require_whole(1, checkpoint_every=self.saving["every"], keep=self.saving["keep"])
         require_whole(0, seed=self.seed, workers=self.workers)
         require_whole(1, steps=self.steps, frame_stack=self.frame_stack)
         require_whole(1, evaluate_every=every, evaluate_episodes=episodes)
@@ -51,11 +56,13 @@ class Request:
             raise RollstreamError(
                 "say what to learn in and for how long: train('ppo', env='CartPole-v1', steps=100_000)"
             )
-        environment = Environment(self.env, self.options, self.frame_stack)
-        task = Task(environment, self.steps, self.seed, self.workers, self.policy)
+        environment = Environment(self.env, self.options or {}, self.frame_stack or 1)
+        task = Task(environment, self.steps, self.seed or 0, self.workers or 0, self.policy)
         engine = self.engine or ("processes" if self.workers else "inline")
         config = configured(self.algorithm, environment.name, self.config)
-        return Recipe(self.algorithm, config, task, engine, self.evaluation)
+        evaluation = self._evaluation({"every": None, "episodes": 10, "stop_at": None})
+        saving = {"every": None, "keep": 3} | _said(self.saving)
+        return Recipe(self.algorithm, config, task, engine, evaluation, saving)
 
     def resumed(self, folder: Path | None) -> Recipe:
         """What the folder says; what was given as well has to be the same. Only steps may be more or less."""
@@ -74,29 +81,40 @@ class Request:
             saved,
             task=replace(saved.task, steps=self.steps or saved.task.steps),
             engine=self.engine or saved.engine,
-            evaluation=saved.evaluation if self.evaluation["every"] is None else self.evaluation,
+            evaluation=self._evaluation(saved.evaluation),
+            saving={**saved.saving, **_said(self.saving)},
         )
 
+    def _evaluation(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        evaluation = {**before, **_said(self.evaluation)}
+        if evaluation["stop_at"] is not None and evaluation["every"] is None:
+            evaluation["every"] = _EVALUATE_EVERY
+        return evaluation
+
     def _compared(self, saved: Recipe) -> list[tuple[str, Any, Any]]:
-        """What both say, by the names of `train`; what was left at its default is not said."""
+        """What both say, by the names of `train`."""
         task, environment = saved.task, saved.task.environment
         said: list[tuple[str, Any, Any]] = []
         if self.env is not None:
             said.append(("env", Environment(self.env).name, environment.name))
-        if self.seed:
+        if self.seed is not None:
             said.append(("seed", self.seed, task.seed))
-        if self.workers:
+        if self.workers is not None:
             said.append(("workers", self.workers, task.workers))
-        if self.frame_stack != 1:
+        if self.frame_stack is not None:
             said.append(("frame_stack", self.frame_stack, environment.frame_stack))
-        if self.options:
+        if self.options is not None:
             said.append(("env_options", dict(self.options), dict(environment.options)))
-        if self.evaluation["every"] is not None and saved.evaluation["every"] is None:
-            said.append(("evaluate_every", self.evaluation["every"], None))  # it is part of the plan
+        if saved.evaluation["every"] is None:  # evaluating is part of the plan
+            said.append(("evaluate_every", self._evaluation(saved.evaluation)["every"], None))
         if isinstance(self.config, Mapping):
-            given = {name: getattr(saved.config, name, None) for name in self.config}
-            configured(self.algorithm, environment.name, self.config)  # raises for options there are not
-            said.append(("config", dict(self.config), given))
+            both = configured(self.algorithm, environment.name, self.config), saved.config
+            given, there = ({name: getattr(config, name) for name in self.config} for config in both)
+            said.append(("config", given, there))
         elif self.config is not None:
             said.append(("config", self.config, saved.config))
         return said
+
+
+def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

@@ -22,17 +22,14 @@ from rollstream.training.metrics import Row, read_metrics
 from rollstream.training.progress import Display, Silent
 from rollstream.training.request import Request, require_whole
 
-_EVALUATE_EVERY = 10_000
-"""Steps from one evaluation to the next, where there is a return to stop at."""
-
 
 def train(
     algorithm: str | Algorithm[Any],
     *,
     env: Source | None = None,
     steps: int | None = None,
-    seed: int = 0,
-    workers: int = 0,
+    seed: int | None = None,
+    workers: int | None = None,
     engine: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -40,12 +37,12 @@ def train(
     quiet: bool = False,
     display: Display | None = None,
     evaluate_every: int | None = None,
-    evaluate_episodes: int = 10,
+    evaluate_episodes: int | None = None,
     stop_at: float | None = None,
     checkpoint_every: int | None = None,
-    keep: int = 3,
+    keep: int | None = None,
     env_options: Mapping[str, Any] | None = None,
-    frame_stack: int = 1,
+    frame_stack: int | None = None,
     policy: PolicyMaker | None = None,
 ) -> Run:
     """Train an algorithm on an environment.
@@ -57,8 +54,8 @@ def train(
         algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or the object itself.
         env: a Gymnasium id, or a function that makes an environment.
         steps: environment steps of the whole training; rounded up to whole batches.
-        seed: the same seed gives the same run.
-        workers: how many sample beside the learner; 0 is one in the same thread.
+        seed: the same seed gives the same run; 0 if left out.
+        workers: how many sample beside the learner; with 0, as if left out, one does in the same thread.
         engine: `inline`, `threads`, `processes` or `ray`; inline without workers, else processes.
         out: a folder for everything; without one nothing is written.
         resume: go on with the run in `out`, from its newest checkpoint. What is not said again is as it was.
@@ -66,28 +63,35 @@ def train(
         quiet: show nothing.
         display: show it there.
         evaluate_every: steps from one evaluation to the next.
-        evaluate_episodes: episodes of an evaluation.
+        evaluate_episodes: episodes of an evaluation; 10 if left out.
         stop_at: end when an evaluation's mean return is as high as this.
         checkpoint_every: steps from one checkpoint to the next.
-        keep: how many checkpoints are kept; the best one is kept beside them.
+        keep: how many checkpoints are kept, 3 if left out; the best one is kept beside them.
         env_options: keyword arguments for making the environment.
         frame_stack: how many observations the policy sees at once.
         policy: makes a policy, instead of the algorithm's own.
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     folder = None if out is None else Path(out)
-    require_whole(1, keep=keep, checkpoint_every=checkpoint_every)
-    if stop_at is not None and evaluate_every is None:
-        evaluate_every = _EVALUATE_EVERY
-    evaluation = {"every": evaluate_every, "episodes": evaluate_episodes, "stop_at": stop_at}
     request = Request(
-        chosen, config, env, steps, seed, workers, env_options or {}, frame_stack, policy, engine, evaluation
+        chosen,
+        config,
+        env,
+        steps,
+        seed,
+        workers,
+        env_options,
+        frame_stack,
+        policy,
+        engine,
+        evaluation={"every": evaluate_every, "episodes": evaluate_episodes, "stop_at": stop_at},
+        saving={"every": checkpoint_every, "keep": keep},
     )
     if folder is not None and not resume:
         require_new(folder)
     recipe = request.resumed(folder) if resume else request.recipe()
     show = display or _display(quiet)
-    loop = Loop(recipe, folder, show, checkpoint_every, keep)
+    loop = Loop(recipe, folder, show)
     try:
         loop.run(resume)
     except BaseException:

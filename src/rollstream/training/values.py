@@ -58,7 +58,7 @@ def require_values(config: type, values: Mapping[str, Any]) -> None:
         limits = _limits(config, name)
         if not _fits(hints[name], value) or not _is_within(limits, value):
             allowed = "" if limits is None else f", {_named_range(*limits)}"
-            raise SettingsError(f"config {name}={value!r}: give {_named(hints[name])}{allowed}")
+            raise SettingsError(f"config {name}={value!r}: give {named_type(hints[name])}{allowed}")
 
 
 def _limits(config: type, name: str) -> tuple[float, float] | None:
@@ -88,21 +88,21 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint) if hint in (bool, str, type(None)) else True
 
 
-def _named(hint: Any) -> str:
+def named_type(hint: Any) -> str:
     """A type in words.
 
-    >>> _named(int), _named(tuple[int, ...]), _named(float | None)
+    >>> named_type(int), named_type(tuple[int, ...]), named_type(float | None)
     ('a whole number', 'a tuple of whole numbers', 'a number or None')
     """
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind is Literal:
         return f"one of {', '.join(map(repr, parts))}"
     if kind in (typing.Union, types.UnionType):
-        return " or ".join(map(_named, parts))
+        return " or ".join(map(named_type, parts))
     if kind is tuple and parts[1:] == (...,):
-        return f"a tuple of {_named(parts[0]).removeprefix('a ')}s"
+        return f"a tuple of {named_type(parts[0]).removeprefix('a ')}s"
     if kind is tuple:
-        return f"a tuple of {', '.join(map(_named, parts))}"
+        return f"a tuple of {', '.join(map(named_type, parts))}"
     names = {
         int: "a whole number",
         float: "a number",

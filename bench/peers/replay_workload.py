@@ -1,0 +1,159 @@
+"""What every competitor of `replay.py` is given, and how it answers: a line of JSON for each line of JSON.
+
+Only numpy is used here: competitors run in interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is stored: steps of some environments side by side, whose episodes all have the same length."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of one observation; frames are stacked by 4."""
+    dtype: str
+    action: tuple[int, ...]
+    environments: int
+    items: int
+    stack: int = 1
+    episode: int = 200
+
+    @property
+    def step_bytes(self) -> int:
+        """Of what is new in one step: observation, action, reward and whether it ended."""
+        action = 4 * int(np.prod(self.action)) if self.action else 8
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize + action + 4 + 1
+
+    def steps(self, length: int, seed: int = 0) -> dict[str, Array]:
+        """Time-major columns `[T, B, ...]`; episodes terminate, environments at different times."""
+        generator = np.random.default_rng(seed)
+        leading = (length, self.environments)
+        random = generator.integers(0, 255, (length + 1, self.environments, *self.shape))
+        offset = np.arange(self.environments) * (self.episode // self.environments)
+        action = generator.random((*leading, *self.action)).astype(np.float32) if self.action else None
+        return {
+            "observation": random[:-1].astype(self.dtype),
+            "next_observation": random[1:].astype(self.dtype),
+            "action": np.zeros(leading, np.int64) if action is None else action,
+            "reward": generator.random(leading).astype(np.float32),
+            "terminated": (np.arange(1, length + 1)[:, None] + offset) % self.episode == 0,
+        }
+
+
+WORKLOADS = {
+    "cartpole": Workload("cartpole", (4,), "float32", (), environments=8, items=1_000_000),
+    "cheetah": Workload("cheetah", (17,), "float32", (6,), environments=8, items=1_000_000),
+    "frames": Workload("frames", (84, 84), "uint8", (), environments=1, items=50_000, stack=4),
+}
+
+
+class Competitor(ABC):
+    """A replay buffer under test."""
+
+    def __init__(self, workload: Workload, *, prioritized: bool):
+        self.workload = workload
+        self.prioritized = prioritized
+
+    @abstractmethod
+    def block(self, length: int) -> Any:
+        """Steps in the form they are best inserted in."""
+
+    @abstractmethod
+    def insert(self, block: Any) -> None:
+        """Insert a block."""
+
+    @abstractmethod
+    def sample(self, count: int) -> Any:
+        """Draw a batch, every column of it in memory of its own."""
+
+    @abstractmethod
+    def update(self, batch: Any, priorities: Array) -> None:
+        """Give the items of a batch other priorities."""
+
+    def report(self) -> dict[str, float]:
+        """What more is to be known when the buffer is full."""
+        return {}
+
+
+def main(make: Callable[..., Competitor]) -> None:
+    """Fill a buffer, then measure what is asked for, line by line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    parser.add_argument("--prioritized", action="store_true")
+    parser.add_argument("--items", type=int)
+    options = parser.parse_args()
+    workload = WORKLOADS[options.workload]
+    if options.items:
+        workload = Workload(**{**workload.__dict__, "items": options.items})
+    before = _resident()
+    competitor = make(workload, prioritized=options.prioritized)
+    _fill(competitor, workload)
+    answer({"resident_bytes": _resident() - before, **competitor.report()})
+    generator = np.random.default_rng(0)
+    blocks: dict[int, Any] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        kind, count = asked["kind"], asked["count"]
+        if kind == "insert":
+            if count not in blocks:
+                blocks[count] = competitor.block(count // workload.environments)
+            call = partial(competitor.insert, blocks[count])
+        elif kind == "sample":
+            call = partial(competitor.sample, count)
+        else:
+            call = partial(_sample_and_update, competitor, generator.random(count))
+        answer({"microseconds": _measure(call, asked["seconds"]) * 1e6})
+
+
+def _sample_and_update(competitor: Competitor, priorities: Array) -> None:
+    competitor.update(competitor.sample(len(priorities)), priorities)
+
+
+def _fill(competitor: Competitor, workload: Workload) -> None:
+    """Until items have gone already, and with priorities of all sizes."""
+    length = 500
+    block, steps = competitor.block(length), 0
+    while steps < workload.items * 1.01:
+        competitor.insert(block)
+        steps += length * workload.environments
+    if competitor.prioritized:
+        generator = np.random.default_rng(1)
+        for _ in range(workload.items // 2000):
+            competitor.update(competitor.sample(1000), generator.random(1000))
+
+
+def _measure(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds a call takes, on average over so many seconds."""
+    call()
+    calls, start = 0, time.perf_counter()
+    while (taken := time.perf_counter() - start) < seconds:
+        call()
+        calls += 1
+    return taken / calls
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def answer(told: dict[str, float]) -> None:
+    """One line."""
+    print(json.dumps(told), flush=True)
