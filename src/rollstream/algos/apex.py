@@ -23,6 +23,7 @@ from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.named import Weights
+from rollstream.rl.off_policy import newest_frames
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replaying import (
@@ -70,7 +71,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
             f"{config.shards} shards cannot remember for {count} workers; set shards to 1 to {count}"
         )
     spec = config.worker(task, vary=partial(explored, config, count))
-    return replace(spec, finish=partial(with_priorities, config))
+    return replace(spec, finish=partial(with_priorities, config, task.environment.frame_stack))
 
 
 def explored(config: Config, workers: int, weights: Weights, index: int) -> Weights:
@@ -82,7 +83,7 @@ def explored(config: Config, workers: int, weights: Weights, index: int) -> Weig
     return weights | {"epsilon": epsilon[:, None]}
 
 
-def with_priorities(config: Config, policy: QPolicy) -> Finish:
+def with_priorities(config: Config, frames: int, policy: QPolicy) -> Finish:
     """Adds `priority` to rollouts: how far values are from what followed, as far as that is known yet."""
     surprise = jax.jit(partial(surprises, policy, config.discount))
 
@@ -90,7 +91,8 @@ def with_priorities(config: Config, policy: QPolicy) -> Finish:
         columns = rollout.columns
         seen = {name: columns[name] for name in _JUDGED}
         priority = np.asarray(surprise(weights, seen, rollout.last)) + 1e-6
-        return replace(rollout, columns=Batch(columns | {"priority": priority}))
+        judged = replace(rollout, columns=Batch(columns | {"priority": priority}))
+        return newest_frames(judged, policy.observation_space, frames)
 
     return finish
 

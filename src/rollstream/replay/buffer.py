@@ -53,12 +53,22 @@ class Buffer:
         table: where.
         cut: which steps become an item.
         batch_size: items of a sample.
+        frame_axis: if observations are stacked, the axis of one that they are joined along.
         seed: of what is random in samples.
     """
 
-    def __init__(self, table: Table, cut: Cut, *, batch_size: int, seed: int | Sequence[int] = 0):
+    def __init__(
+        self,
+        table: Table,
+        cut: Cut,
+        *,
+        batch_size: int,
+        frame_axis: int | None = None,
+        seed: int | Sequence[int] = 0,
+    ):
         self.table = table
         self.batch_size = batch_size
+        self._frame_axis = frame_axis
         self.steps = 0
         """Environment steps there have been in all, as far as is known here."""
         self._writer = Writer(table, cut)
@@ -85,6 +95,9 @@ class Buffer:
             return None
         drawn = self.table.sample(self.batch_size, self._generator)
         rows, least = nested(drawn.columns), drawn.probabilities.min()
+        if self._frame_axis is not None:
+            for name in ("observation", "next_observation"):
+                rows[name] = joined(rows[name], self._frame_axis)
         rows["length"] = drawn.lengths.astype(np.float32)
         rows["likelihood"] = (drawn.probabilities / least).astype(np.float32)
         return Samples(rows, drawn.keys, self.steps, float(least))
@@ -112,3 +125,15 @@ class Buffer:
         self._writer.load_state_dict(state["writer"])
         self._generator.bit_generator.state = state["generator"]
         self.steps = int(state["steps"])
+
+
+def joined(stacks: Array, axis: int) -> Array:
+    """Stacks `[N, k, ...]` with their frames joined along an axis, counted from the end.
+
+    >>> joined(np.arange(6).reshape(1, 3, 2), -1)
+    array([[0, 1, 2, 3, 4, 5]])
+    >>> joined(np.arange(8).reshape(1, 2, 2, 2), -1).tolist()
+    [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+    """
+    moved = np.moveaxis(stacks, 1, axis - 1)
+    return moved.reshape(*moved.shape[: axis - 1], -1, *moved.shape[moved.ndim + axis + 1 :])

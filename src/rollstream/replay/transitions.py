@@ -19,6 +19,8 @@ def transition_buffer(
     batch_size: int,
     n_step: int = 1,
     exponent: float = 0.0,
+    frames: int = 1,
+    frame_axis: int = -1,
     seed: int = 0,
 ) -> Buffer:
     """One of several buffers; it can be made where it is to live.
@@ -31,12 +33,14 @@ def transition_buffer(
         batch_size: transitions of a sample.
         n_step: steps of a transition.
         exponent: of priorities; 0 draws all alike.
+        frames: how many observations are seen at once; each is stored once.
+        frame_axis: the axis of an observation that they are joined along.
         seed: of what is random in samples.
     """
     seen = [name for name in signature if name.partition("/")[0] == "observation"]
     fields = {
-        **{name: Field(name, "first") for name in seen},
-        **{f"next_{name}": Field(name, "last") for name in seen},
+        **{name: Field(name, "first", frames) for name in seen},
+        **{f"next_{name}": Field(name, "last", frames) for name in seen},
         "action": Field("action", "first"),
         "reward": Field("reward", "steps"),
         "terminated": Field("terminated", "steps"),
@@ -50,4 +54,10 @@ def transition_buffer(
         remover=Fifo(),
         limiter=MinSize(min_size),
     )
-    return Buffer(table, Transitions(n_step), batch_size=batch_size, seed=[seed, number])
+    return Buffer(
+        table,
+        Transitions(n_step),
+        batch_size=batch_size,
+        frame_axis=frame_axis if frames > 1 else None,
+        seed=[seed, number],
+    )

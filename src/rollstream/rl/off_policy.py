@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,11 +17,12 @@ from rollstream.replay import Column, signature_of
 from rollstream.replay.buffer import Buffer
 from rollstream.replay.transitions import transition_buffer
 from rollstream.rl.algorithm import Task
+from rollstream.rl.batch import Batch
 from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import network_head
 from rollstream.rl.policy import applied
-from rollstream.rl.spaces import Observation, zeros
-from rollstream.rl.worker import Rollout, WorkerSpec
+from rollstream.rl.spaces import Observation, channel_axis, zeros
+from rollstream.rl.worker import Finish, Rollout, WorkerSpec
 from rollstream.rl.workers import Workers
 
 Array = Any
@@ -87,7 +88,7 @@ class OffPolicyConfig:
             environments=self.environments // count,
             length=self.rollout_length,
             policy=task.policy or self.policy,
-            finish=unfinished,
+            finish=partial(unfinished, frames=task.environment.frame_stack),
             seed=task.seed,
             clip_reward=self.clip_rewards,
             **more,
@@ -100,9 +101,12 @@ class OffPolicyConfig:
     def buffers(self, workers: Workers, count: int = 1) -> Callable[[int], Buffer]:
         """Makes, of its number, one of several that remember the transitions of these workers."""
         policy: Any = workers.learner.policy
+        frames, space = workers.spec.environment.frame_stack, policy.observation_space
         return partial(
             transition_buffer,
-            transition_signature(policy.observation_space, policy.action_space),
+            transition_signature(space, policy.action_space, frames),
+            frames=frames,
+            frame_axis=channel_axis(space.shape) if frames > 1 else -1,
             size=math.ceil(self.buffer_size / count),
             min_size=max(1, self.learning_starts // count),
             batch_size=self.batch_size,
@@ -113,27 +117,43 @@ class OffPolicyConfig:
 
 
 def transition_signature(
-    observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]
+    observations: gymnasium.Space[Any], actions: gymnasium.Space[Any], frames: int = 1
 ) -> dict[str, Column]:
-    """What is stored of a step."""
-    action = zeros(actions, 1, 1)
+    """What is stored of a step, whose observation may be several frames of which the newest is stored."""
+    seen = zeros(observations, 1, 1)
+    if frames > 1:
+        seen = np.split(seen, frames, channel_axis(observations.shape or ()))[0]
     return signature_of(
         {
-            "observation": zeros(observations, 1, 1),
-            "action": action,
+            "observation": seen,
+            "action": zeros(actions, 1, 1),
             "reward": np.zeros((1, 1), np.float32),
             "terminated": np.zeros((1, 1), bool),
         }
     )
 
 
-def unfinished(_: Any) -> Any:
-    """Rollouts are remembered as they are."""
+def unfinished(policy: Any, frames: int = 1) -> Finish:
+    """Rollouts are remembered as they are; of stacked frames the newest, since the others are, too."""
 
-    def finish(_: Any, rollout: Rollout) -> Rollout:
-        return rollout
+    def finish(_: Weights, rollout: Rollout) -> Rollout:
+        return newest_frames(rollout, policy.observation_space, frames)
 
     return finish
+
+
+def newest_frames(rollout: Rollout, space: gymnasium.Space[Any], frames: int) -> Rollout:
+    """A rollout with one frame an observation, where it has several."""
+    if frames == 1:
+        return rollout
+    axis = channel_axis(space.shape or ())
+
+    def newest(stack: Array) -> Array:
+        return np.split(stack, frames, axis)[-1]
+
+    columns = Batch(rollout.columns | {"observation": newest(rollout.columns["observation"])})
+    final = [(t, i, newest(last)) for t, i, last in rollout.final]
+    return replace(rollout, columns=columns, last=newest(rollout.last), final=final)
 
 
 def returns(rows: Any, discount: float) -> tuple[Array, Array]:

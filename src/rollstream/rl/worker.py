@@ -103,6 +103,7 @@ class RolloutWorker:
         self._identity = (spec.seed, context.index, context.restarts)
         self._generator = np.random.default_rng([*self._identity, 5])
         self._count = spec.environments
+        self._action_dtype = zeros(self.vector.action_space).dtype
         self._begin()
         self._remembers = bool(jax.tree.leaves(self.state))
 
@@ -171,7 +172,7 @@ class RolloutWorker:
         learned = np.sign(reward) if spec.clip_reward else reward
         columns = Batch(
             observation=observations,
-            action=np.stack(actions),
+            action=np.stack(actions).astype(self._action_dtype, copy=False),
             reward=learned,
             terminated=terminated,
             truncated=truncated,
