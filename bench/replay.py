@@ -2,8 +2,8 @@
 
 Everybody fills a buffer with the same steps, in a process and with an interpreter of its own
 (`peers/replay_*.py`). Then all are asked in turn to insert, to sample, and to sample and update priorities,
-each for a moment, over several passes; figures are medians, so that what else the machine does meets all of
-them alike. Everybody has one thread. Samples are copies: numpy arrays or tensors.
+each for a moment, over several passes; figures are medians of processor time, so that what else the machine
+does meets all of them alike. Everybody has one thread. Samples are copies: numpy arrays or tensors.
 
 - `cartpole`: observations of 4 floats, 8 environments; `cheetah`: 17 floats and 6 for actions; 1M items.
 - `frames`: 84 x 84 bytes, stacks of 4, 50,000 items. cpprb stores each frame once, too; TorchRL whole stacks.

@@ -86,12 +86,17 @@ def test_an_evaluation_can_be_stopped() -> None:
         evaluator({}, 1)
 
 
+def test_a_short_evaluation_is_finished() -> None:
+    with Evaluator(Environment(partial(Walk, 30)), still(), stopped=lambda: True) as evaluator:
+        assert evaluator({}, 40).episodes == 40
+
+
 def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -> None:
     class Interrupting(Walk):
         """Asks to end while it is evaluated: no other is walked in that far."""
 
         def step(self, action: Any) -> Any:
-            if self.time == 200:
+            if self.time == 1_200:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().step(action)
 
@@ -111,7 +116,7 @@ def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -
 
 def test_rows_that_are_no_steps_count_neither_as_length_nor_as_return() -> None:
     class Native(Environment):
-        def make(self, count: int, **_: Any) -> Any:
+        def make(self, count: int, seed: int | None = None) -> Any:
             mode = AutoresetMode.NEXT_STEP
             return NativeVector(SyncVectorEnv([partial(Walk, 3)] * count, autoreset_mode=mode))
 

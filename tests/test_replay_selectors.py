@@ -59,6 +59,10 @@ class Listed:
         for slot in slots:
             del self.items[slot]
 
+    def replace(self, slots: Any, priorities: Any) -> None:
+        self.remove(slots)
+        self.insert(slots, priorities)
+
     def order(self, selector: Selector) -> list[int]:
         """Slots in the order a ranking selects them."""
         keys: Any = {
@@ -92,7 +96,7 @@ def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None
     selector.reserve(SLOTS)
     model = Listed()
     for _ in range(data.draw(st.integers(1, 12))):
-        kind = data.draw(st.sampled_from(["insert", "insert", "update", "remove", "save"]))
+        kind = data.draw(st.sampled_from(["insert", "insert", "update", "remove", "replace", "save"]))
         if kind == "insert":
             vacant = st.sampled_from([slot for slot in range(SLOTS) if slot not in model.items] or [None])
             slots = [slot for slot in data.draw(st.lists(vacant, unique=True)) if slot is not None]

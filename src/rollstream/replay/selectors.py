@@ -44,6 +44,11 @@ class Selector(ABC):
     def remove(self, slots: Slots) -> None:
         """Have these items no more; each is there once."""
 
+    def replace(self, slots: Slots, priorities: Array) -> None:
+        """Have other items in these slots."""
+        self.remove(slots)
+        self.insert(slots, priorities)
+
     @abstractmethod
     def choose(self, uniforms: Array) -> tuple[Slots, Array]:
         """An item, and the probability it was chosen with, for each number of [0, 1)."""
@@ -110,6 +115,9 @@ class Uniform(Selector):
             self._items[holes] = staying
             self._places[staying] = holes
         self.size = size
+
+    def replace(self, slots: Slots, priorities: Array) -> None:
+        """As likely as those before."""
 
     def choose(self, uniforms: Array) -> tuple[Slots, Array]:
         """Any."""
@@ -191,6 +199,10 @@ class Prioritized(Selector):
         self.size -= len(slots)
         self._there[slots] = False
         self._set(slots, 0.0)
+
+    def replace(self, slots: Slots, priorities: Array) -> None:
+        """Other weights."""
+        self.update(slots, priorities)
 
     def _set(self, slots: Slots, weights: Array | float) -> None:
         self._sums[0][slots] = weights

@@ -24,6 +24,10 @@ _WIDTH = 16
 _LONGEST = 100_000
 """Steps of an episode, at most: not every environment ends by itself whatever is done in it."""
 
+_SHORT = 1_000
+"""Steps of an evaluation that is finished even if it is to stop: so a run that was interrupted and goes on is
+the same as one that was not."""
+
 
 class EvaluationStopped(RollstreamError):
     """It was asked to end before its episodes had."""
@@ -56,7 +60,7 @@ class Evaluator:
         longest: steps of an episode, at most. One that has not ended by then counts as it is, and its
             environment begins no other.
         say: tells a person, once, that an episode was that long.
-        stopped: asked after each step, it ends the evaluation by `EvaluationStopped`.
+        stopped: asked at each step of a long evaluation, it ends that by `EvaluationStopped`.
     """
 
     def __init__(
@@ -90,7 +94,11 @@ class Evaluator:
         left[: episodes % vector.count] += 1
         returns, lengths = np.zeros((2, vector.count))
         ended: list[tuple[float, float]] = []
+        steps = 0
         while left.any():
+            steps += 1
+            if steps > _SHORT and self._stopped():
+                raise EvaluationStopped("the evaluation was stopped before its episodes had ended")
             action, state = self._step(weights, observation, state)
             step = vector.step(np.asarray(action))
             observation = step.observation
@@ -108,8 +116,6 @@ class Evaluator:
                 self._tell()
             if begun := step.begun:
                 state = forgotten(state, self._policy.initial_state(vector.count), begun)
-            if self._stopped():
-                raise EvaluationStopped("the evaluation was stopped before its episodes had ended")
         all_returns, all_lengths = np.array(ended).T
         return Evaluation(
             float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)

@@ -15,6 +15,8 @@ _PART, _COUNT, _AMOUNT = (0, 1), (1, math.inf), (0, math.inf)
 _RANGES: dict[str, tuple[float, float]] = {
     "atoms": _COUNT,
     "batch_size": _COUNT,
+    "boldest": _PART,
+    "boldness_exponent": _AMOUNT,
     "buffer_size": _COUNT,
     "clip_range": _AMOUNT,
     "critics": _COUNT,
@@ -37,6 +39,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "priority_exponent": _AMOUNT,
     "report_every": _COUNT,
     "rollout_length": _COUNT,
+    "samples_per_insert": _AMOUNT,
+    "shards": _COUNT,
     "target_every": _COUNT,
     "target_noise": _AMOUNT,
     "target_noise_clip": _AMOUNT,
