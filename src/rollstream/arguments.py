@@ -91,10 +91,12 @@ def _number(text: str) -> float | None:
 
 def _nearest(option: str, known: Iterable[str]) -> str:
     """A question in brackets whether another was meant: by its name, its initials, or nearly its name."""
-    names = {one.rpartition(".")[2].removeprefix("--"): one for one in known if "no-" not in one}
-    name = option.rpartition(".")[2].removeprefix("--")
-    initials = {"".join(word[0] for word in one.split("-")): one for one in names}
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = name if name in names else initials.get(name) if len(name) > 1 else None
-    meant = meant or (near[0] if near else None)
-    return "" if meant is None else f" (did you mean {names[meant]}?)"
+    name, names = _own(option), {_own(one): one for one in known}
+    initials = {"".join(word[0] for word in one.split("-")): one for one in names if "-" in one}
+    near = [name] if name in names else [initials[name]] if name in initials else []
+    near += difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
+
+
+def _own(option: str) -> str:
+    return option.rpartition(".")[2].removeprefix("--")

@@ -40,6 +40,7 @@ Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 Environment = Annotated[str, arg(metavar="ID")]
 Count = Annotated[int, arg(metavar="N")]
 _EXCEPT = "(required, except with --resume)"
+_TENTH = "(default: a tenth of the training, or 50_000)"
 Every = Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: never)")]
 
 
@@ -81,8 +82,9 @@ class Train(Generic[C]):
     evaluate_episodes: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 10)")] = None
     """Episodes of such an evaluation."""
     stop_at: Annotated[float | None, arg(metavar="RETURN", help_behavior_hint="")] = None
-    """Stop when the mean return gets there."""
-    checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Stop when the mean return of an evaluation gets there; there is one every 10_000 steps, if not said
+    otherwise."""
+    checkpoint_every: Annotated[int | None, arg(metavar="N", help_behavior_hint=_TENTH)] = None
     """Environment steps from one checkpoint to the next."""
     keep: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 3)")] = None
     """How many checkpoints are kept, the newest."""
@@ -235,11 +237,11 @@ def main(args: Sequence[str] | None = None) -> None:
     done, 130 after Ctrl-C and 143 after SIGTERM.
     """
     args = (sys.argv[1:] if args is None else list(args)) or ["--help"]
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # where modules of one's own are
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         try:
+            if not {"", os.getcwd()} & set(sys.path):
+                sys.path.append(os.getcwd())  # where modules of one's own are
             _parsed(args).run(args)
         except KeyboardInterrupt:
             _exit("stopped", 130)
