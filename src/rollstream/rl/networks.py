@@ -20,7 +20,7 @@ from jax import lax
 from numpy.random import Generator
 
 from rollstream.rl.distributions import Distribution, Gaussian
-from rollstream.rl.spaces import SpaceError, is_image, leaves, values
+from rollstream.rl.spaces import SpaceError, channel_axis, is_image, leaves, values
 
 Array = Any
 ACTIVATIONS: dict[str, Any] = {
@@ -105,7 +105,7 @@ class NatureCNN(eqx.Module):
     """The axis they are along."""
 
     def __init__(self, shape: tuple[int, ...], random: Generator):
-        self.channels = 0 if shape[0] < shape[2] else 2
+        self.channels = channel_axis(shape)
         height, width = np.delete(shape, self.channels)
         if min(height, width) < 36:
             raise SpaceError(f"images of {height} x {width} are too small; give at least 36 x 36")

@@ -20,7 +20,7 @@ from rollstream.rl.environment_state import UnknownState
 from rollstream.rl.environments import Environment
 from rollstream.rl.episodes import Episodes
 from rollstream.rl.policy import Policy, Weights
-from rollstream.rl.spaces import Observation, put, take, zeros
+from rollstream.rl.spaces import Observation, forgotten, put, take, zeros
 
 PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
 """Makes a policy for an observation and an action space."""
@@ -87,7 +87,9 @@ class RolloutWorker:
         if spec.apart:
             jax.config.update("jax_platforms", "cpu")
         self.spec = spec
-        self.vector = spec.environment.make(spec.environments)
+        self._identity = (spec.seed, context.index, context.restarts)
+        pool_seed = np.random.SeedSequence([*self._identity, 3]).generate_state(1)[0]
+        self.vector = spec.environment.make(spec.environments, int(pool_seed) >> 1)
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self.weights: Weights = {}
         self.version = -1
@@ -100,7 +102,6 @@ class RolloutWorker:
         self._moves = self.policy.compiled and (self._acting is None or jax.default_backend() != "cpu")
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
         self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
-        self._identity = (spec.seed, context.index, context.restarts)
         self._generator = np.random.default_rng([*self._identity, 5])
         self._count = spec.environments
         self._action_dtype = zeros(self.vector.action_space).dtype
@@ -114,12 +115,6 @@ class RolloutWorker:
         self.state = self.policy.initial_state(self._count)
         self._episodes = Episodes(self._count, self.spec.discount)
         self._begins = True
-
-    def _forgotten(self, begun: list[int]) -> Any:
-        """The policy's state, as it is at the beginning of an episode where one has begun."""
-        state = jax.tree.map(np.array, self.state)
-        put(state, begun, take(self.policy.initial_state(self._count), begun))
-        return state
 
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install exactly this version."""
@@ -168,7 +163,7 @@ class RolloutWorker:
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
             if self._remembers and (begun := step.begun):
-                self.state = self._forgotten(begun)
+                self.state = forgotten(self.state, self.policy.initial_state(self._count), begun)
         learned = np.sign(reward) if spec.clip_reward else reward
         columns = Batch(
             observation=observations,
