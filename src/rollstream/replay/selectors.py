@@ -25,6 +25,8 @@ class Selector(ABC):
 
     deterministic: ClassVar[bool]
     """Whether it selects the same item until something is inserted, updated or removed."""
+    item_bytes: ClassVar[int]
+    """What it keeps for an item."""
     size: int
     """How many items there are."""
 
@@ -86,6 +88,7 @@ class Uniform(Selector):
     """Every item is as likely."""
 
     deterministic = False
+    item_bytes = 16
 
     def reserve(self, slots: int) -> None:
         """Items are kept without gaps, so that a random number is a random item."""
@@ -148,6 +151,7 @@ class Prioritized(Selector):
     """
 
     deterministic = False
+    item_bytes = 18
     BITS = 4
     WIDTH = 1 << BITS
     TOP = 4096
@@ -293,6 +297,8 @@ class Prioritized(Selector):
 class _Queue(Ranking):
     """Items in the order they came, with gaps where some were removed."""
 
+    item_bytes = 24
+
     def reserve(self, slots: int) -> None:
         """An empty queue, long enough to be tidied up seldom."""
         self.size = 0
@@ -387,6 +393,7 @@ class Lifo(_Queue):
 class _Heap(Ranking):
     """Items by priority; of equal ones that which was inserted or updated the longest time ago."""
 
+    item_bytes = 184  # an entry is a tuple of three numbers, in up to two places
     sign: ClassVar[float]
 
     def reserve(self, slots: int) -> None:
