@@ -155,8 +155,9 @@ class Prioritized(Selector):
     BITS = 4
     WIDTH = 1 << BITS
     TOP = 4096
-    """Nodes without a parent, at most: those are added up when something is selected after a change. With
-    1M items two levels below that are searched faster than three (110 us against 140 us for 1024)."""
+    """Nodes without a parent, at most: those are added up when something is selected after a change. With 1M
+    items, to select and update 1024 took 620 us with two levels under such a top, 955 us with three under a
+    smaller one; 32 took 65 us and 67 us."""
 
     def __init__(self, exponent: float = 1.0):
         if exponent < 0:
