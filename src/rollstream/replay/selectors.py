@@ -25,6 +25,8 @@ class Selector(ABC):
 
     deterministic: ClassVar[bool]
     """Whether it selects the same item until something is inserted, updated or removed."""
+    item_bytes: ClassVar[int]
+    """What it keeps for an item."""
     size: int
     """How many items there are."""
 
@@ -86,6 +88,7 @@ class Uniform(Selector):
     """Every item is as likely."""
 
     deterministic = False
+    item_bytes = 16
 
     def reserve(self, slots: int) -> None:
         """Items are kept without gaps, so that a random number is a random item."""
@@ -148,11 +151,13 @@ class Prioritized(Selector):
     """
 
     deterministic = False
+    item_bytes = 18
     BITS = 4
     WIDTH = 1 << BITS
     TOP = 4096
-    """Nodes without a parent, at most: those are added up when something is selected after a change. With
-    1M items two levels below that are searched faster than three (110 us against 140 us for 1024)."""
+    """Nodes without a parent, at most: those are added up when something is selected after a change. With 1M
+    items, to select and update 1024 took 620 us with two levels under such a top, 955 us with three under a
+    smaller one; 32 took 65 us and 67 us."""
 
     def __init__(self, exponent: float = 1.0):
         if exponent < 0:
@@ -293,6 +298,8 @@ class Prioritized(Selector):
 class _Queue(Ranking):
     """Items in the order they came, with gaps where some were removed."""
 
+    item_bytes = 24
+
     def reserve(self, slots: int) -> None:
         """An empty queue, long enough to be tidied up seldom."""
         self.size = 0
@@ -387,6 +394,7 @@ class Lifo(_Queue):
 class _Heap(Ranking):
     """Items by priority; of equal ones that which was inserted or updated the longest time ago."""
 
+    item_bytes = 184  # an entry is a tuple of three numbers, in up to two places
     sign: ClassVar[float]
 
     def reserve(self, slots: int) -> None:

@@ -65,7 +65,7 @@ class TableInfo:
     row_bytes: int
     """Of those steps."""
     index_bytes: int
-    """What is kept to find them: links and counts of steps in use, and the items."""
+    """What is kept to find them: links and counts of steps in use, the items, and what selects among them."""
     inserts: int
     samples: int
     deletes: int
@@ -492,6 +492,7 @@ class Table:
         items = self._keys[:-1] >= 0
         episodes = np.unique(self.steps.stamp[self._first[items]] >> 32).size
         rows = self.steps.in_use
+        selector_bytes = self.sampler.item_bytes + self.remover.item_bytes
         item_bytes = sum(
             a.itemsize for a in (self._keys, self._first, self._last, self._priorities, self._times)
         )
@@ -501,7 +502,7 @@ class Table:
             episodes=episodes,
             rows=rows,
             row_bytes=rows * self.steps.row_bytes,
-            index_bytes=rows * self.steps.index_bytes + self.size * item_bytes,
+            index_bytes=rows * self.steps.index_bytes + self.size * (item_bytes + selector_bytes),
             inserts=self.limiter.inserts,
             samples=self.limiter.samples,
             deletes=self.limiter.deletes,
