@@ -91,8 +91,7 @@ class _Learning:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The learner's; workers are told its weights."""
-        self.workers.learner.load_state_dict(state)
-        self.workers.publish()
+        self.workers.load(state)
 
     def _staleness(self, context: Context) -> Report:
         """How many updates old the weights were that an item was sampled with, where that is known."""

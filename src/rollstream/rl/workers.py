@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ class Workers:
         self.engine = engine
         self.spec = spec
         self.learner = learner
-        self._stored: tuple[Any, Any] = (None, None)
+        self._stored: tuple[int, Any] = (-1, None)
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
             RolloutWorker, (spec,), count=count, name="worker", **terms
         )
@@ -28,7 +28,13 @@ class Workers:
 
     def publish(self, actors: Iterable[Actor[Any]] | None = None) -> None:
         """Send the newest weights, written once however many read them."""
-        if self._stored[0] is not self.learner.weights:
-            self._stored = self.learner.weights, self.engine.put(self.learner.published())
+        if self._stored[0] != self.learner.version:
+            self._stored = self.learner.version, self.engine.put(self.learner.published())
         for actor in self.actors if actors is None else actors:
-            actor.send("set_weights", self.learner.version, self._stored[1], sticky=True)
+            actor.send("set_weights", *self._stored, sticky=True)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The learner goes on from a state, and workers with its weights."""
+        self.learner.load_state_dict(state)
+        self._stored = (-1, None)
+        self.publish()
