@@ -50,8 +50,8 @@ class Case:
 
 
 CASES = {
-    "ppo": Case(PPO, lambda workers, _: loops.ppo(workers), 4, 1.03, True),
-    "a3c": Case(A3C, lambda workers, config: loops.a3c(workers, config.report_every), 4, 1.05, False),
+    "ppo": Case(PPO, lambda workers, _: loops.ppo(workers), 8, 1.03, True),
+    "a3c": Case(A3C, lambda workers, config: loops.a3c(workers, config.report_every), 8, 1.05, False),
 }
 
 
