@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import gymnasium
 
-from rollstream.engine import Engine
+from rollstream.engine import Engine, RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.environments import Environment
 from rollstream.rl.learner import Learner
@@ -31,6 +31,16 @@ class Task:
     """Processes, threads or machines that sample; 0 is one in the driver's own thread."""
     policy: PolicyMaker | None = None
     """Instead of the algorithm's own."""
+
+    def share(self, environments: int) -> int:
+        """How many of them each worker has."""
+        count = max(1, self.workers)
+        if environments % count:
+            raise RollstreamError(
+                f"{environments} environments cannot be shared out evenly among {count} workers; "
+                f"set environments to a multiple of {count}"
+            )
+        return environments // count
 
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """The observation and the action space of one environment, as policies see them."""

@@ -12,7 +12,6 @@ import gymnasium
 import jax.numpy as jnp
 import numpy as np
 
-from rollstream.engine import RollstreamError
 from rollstream.replay import Column, signature_of
 from rollstream.replay.buffer import Buffer
 from rollstream.replay.transitions import transition_buffer
@@ -77,15 +76,9 @@ class OffPolicyConfig:
 
     def worker(self, task: Task, **more: Any) -> WorkerSpec:
         """What a worker is made from."""
-        count = max(1, task.workers)
-        if self.environments % count:
-            raise RollstreamError(
-                f"{self.environments} environments cannot be shared out evenly among {count} workers; "
-                f"set environments to a multiple of {count}"
-            )
         return WorkerSpec(
             environment=task.environment,
-            environments=self.environments // count,
+            environments=task.share(self.environments),
             length=self.rollout_length,
             policy=task.policy or self.policy,
             finish=partial(unfinished, frames=task.environment.frame_stack),

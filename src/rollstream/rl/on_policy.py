@@ -9,7 +9,6 @@ from typing import Any, Literal
 import gymnasium
 import jax.numpy as jnp
 
-from rollstream.engine import RollstreamError
 from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.algorithm import Task
 from rollstream.rl.networks import actor_critic
@@ -72,15 +71,9 @@ class OnPolicyConfig:
 
     def worker(self, task: Task, **more: Any) -> WorkerSpec:
         """What a worker is made from."""
-        count = max(1, task.workers)
-        if self.environments % count:
-            raise RollstreamError(
-                f"{self.environments} environments cannot be shared out evenly among {count} workers; "
-                f"set environments to a multiple of {count}"
-            )
         return WorkerSpec(
             environment=task.environment,
-            environments=self.environments // count,
+            environments=task.share(self.environments),
             length=self.rollout_length,
             policy=task.policy or self.policy,
             finish=partial(
