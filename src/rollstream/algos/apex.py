@@ -7,9 +7,10 @@ transition is to be learned from.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ Array = Any
 class Config(dqn.Config):
     """Settings of Ape-X: those of DQN, with Rainbow's loss, and how it is distributed."""
 
+    algorithm: ClassVar[str] = "apex"
+
     environments: int = 8
     rollout_length: int = 50
     batch_size: int = 512
@@ -60,6 +63,11 @@ class Config(dqn.Config):
     def chunk_steps(self, workers: int) -> int:
         """Environment steps that come at once, from one worker."""
         return self.environments // workers * self.rollout_length
+
+    def first_chunks(self, workers: int) -> int:
+        """Chunks before the first sample: those to learn from, and those in which windows only begin."""
+        begin = workers * math.ceil((self.n_step - 1) / self.rollout_length)
+        return max(1, math.ceil(self.learning_starts / self.chunk_steps(workers))) + begin
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -116,11 +124,11 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
         ParallelRollouts(workers).gather_async(num_async=2),
         ParallelReplay(replay).gather_async(num_async=2),
         samples_per_insert=config.samples_per_insert * config.chunk_steps(count) / config.batch_size,
-        min_size=-(-config.learning_starts // config.chunk_steps(count)),
+        min_size=config.first_chunks(count),
     )
     stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
     learned = (
-        samples.for_each(WeighShards())
+        samples.combine(WeighShards())
         .for_each(TrainOneStep(workers, publish=False))
         .for_each(UpdatePriorities(replay))
         .for_each(UpdateTarget(workers, config.target_every))

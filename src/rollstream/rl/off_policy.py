@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
 from rollstream.replay import Column, signature_of
@@ -56,6 +57,16 @@ class OffPolicyConfig:
     report_every: int = 1_000
     """Environment steps in a report."""
 
+    algorithm: ClassVar[str] = "this algorithm"
+    """Its name, for what is said when spaces are wrong."""
+
+    def __post_init__(self) -> None:
+        if self.learning_starts > self.buffer_size:
+            raise RollstreamError(
+                f"learning_starts={self.learning_starts} is more than buffer_size={self.buffer_size} can "
+                f"hold, so nothing would be learned; set buffer_size to {self.learning_starts} or more"
+            )
+
     @property
     def round_steps(self) -> int:
         """Environment steps in a round."""
@@ -95,16 +106,19 @@ class OffPolicyConfig:
 
     def buffer(self, workers: Workers) -> Buffer:
         """What remembers transitions, for the spaces of these workers."""
-        return self.buffers(workers)(0)
+        return self.buffers(workers, min_size=max(1, self.learning_starts))(0)
 
-    def buffers(self, workers: Workers, count: int = 1) -> Callable[[int], Buffer]:
-        """Makes, of its number, one of several that remember the transitions of these workers."""
+    def buffers(self, workers: Workers, count: int = 1, *, min_size: int = 1) -> Callable[[int], Buffer]:
+        """Makes, of its number, one of several that remember the transitions of these workers.
+
+        Each gives samples once it has `min_size` transitions.
+        """
         policy: Any = workers.learner.policy
         return partial(
             transition_buffer,
             transition_signature(policy.observation_space, policy.action_space),
             size=math.ceil(self.buffer_size / count),
-            min_size=max(1, self.learning_starts // count),
+            min_size=min_size,
             batch_size=self.batch_size,
             n_step=self.n_step,
             exponent=getattr(self, "priority_exponent", 0.0),
@@ -116,11 +130,11 @@ def transition_signature(
     observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]
 ) -> dict[str, Column]:
     """What is stored of a step."""
-    action = zeros(actions, 1, 1)
+    kind = np.int32 if isinstance(actions, spaces.Discrete) else np.float32
     return signature_of(
         {
             "observation": zeros(observations, 1, 1),
-            "action": action,
+            "action": np.zeros((1, 1, *(actions.shape or ())), kind),
             "reward": np.zeros((1, 1), np.float32),
             "terminated": np.zeros((1, 1), bool),
         }
