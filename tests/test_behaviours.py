@@ -139,8 +139,8 @@ def test_only_legal_actions_are_taken_however_often_at_random(make: Any) -> None
 
 
 def test_with_epsilon_0_the_best_action_is_taken() -> None:
-    for options in ({}, {"dueling": True}, {"atoms": 5}):
-        policy, random = q_policy(**options), np.random.default_rng(0)
+    for kind in ("values", "values of a dueling network", "distributions of values"):
+        policy, random = POLICIES[kind](), np.random.default_rng(0)
         weights = random_weights(policy, 0.0)
         observation = random.standard_normal((50, 2, 3), np.float32)
         values = np.asarray(policy.values(weights, observation))

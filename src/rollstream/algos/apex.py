@@ -27,6 +27,7 @@ from rollstream.rl.named import Weights
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replaying import (
+    LEAST,
     ParallelReplay,
     StoreToBuffer,
     UpdatePriorities,
@@ -65,9 +66,9 @@ class Config(dqn.Config):
         return self.environments // workers * self.rollout_length
 
     def first_chunks(self, workers: int) -> int:
-        """Chunks before the first sample: those to learn from, and those in which windows only begin."""
-        begin = workers * math.ceil((self.n_step - 1) / self.rollout_length)
-        return max(1, math.ceil(self.learning_starts / self.chunk_steps(workers))) + begin
+        """Chunks that have as many transitions as learning starts with; the last steps only begin some."""
+        steps = max(1, self.learning_starts) + self.environments * (self.n_step - 1)
+        return math.ceil(steps / self.chunk_steps(workers))
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -97,7 +98,7 @@ def with_priorities(config: Config, policy: QPolicy) -> Finish:
     def finish(weights: Weights, rollout: Rollout) -> Rollout:
         columns = rollout.columns
         seen = {name: columns[name] for name in _JUDGED}
-        priority = np.asarray(surprise(weights, seen, rollout.last)) + 1e-6
+        priority = np.asarray(surprise(weights, seen, rollout.last)) + LEAST
         return replace(rollout, columns=Batch(columns | {"priority": priority}))
 
     return finish
