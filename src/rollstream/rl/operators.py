@@ -225,4 +225,13 @@ class _Reporter:
         self._sums = dict(state["sums"])
 
 
-_LATEST = frozenset({"train/n_updates", "train/learning_rate", "train/epsilon"})
+_LATEST = frozenset(
+    {
+        "train/n_updates",
+        "train/learning_rate",
+        "train/epsilon",
+        "replay/size",
+        "replay/lost",
+        "replay/samples_per_insert",
+    }
+)
