@@ -34,6 +34,36 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "a2c": {"environments": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
     "a3c": {"environments": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
+    "dqn": {
+        "environments": 4,
+        "rollout_length": 4,
+        "updates": 2,
+        "batch_size": 16,
+        "learning_starts": 32,
+        "hidden": (16,),
+        "report_every": 16,
+        "learning_rate": 0.01,
+        "target_every": 3,
+    },
+    **{
+        name: {
+            "environments": 2,
+            "batch_size": 16,
+            "learning_starts": 16,
+            "hidden": (16,),
+            "report_every": 16,
+            "learning_rate": 0.01,
+        }
+        for name in ("sac", "td3", "ddpg")
+    },
+    "apex": {
+        "environments": 4,
+        "rollout_length": 10,
+        "batch_size": 16,
+        "hidden": (16,),
+        "learning_starts": 80,
+        "report_every": 20,
+    },
 }
 """Settings with which an iteration takes little time and moves the weights a lot."""
 

@@ -167,6 +167,7 @@ def test_what_is_imported_late_is_listed() -> None:
 
 # Resume ------------------------------------------------------------------------------------------
 
+REPLAYED = {"environments": 4, "hidden": (8,), "batch_size": 8, "learning_starts": 64, "report_every": 64}
 KILLED = """
     import os, signal, sys
     import rollstream as rs
@@ -194,6 +195,11 @@ KILLED = """
     [
         ("ppo", SMALL | {"learning_rate_decay": True, "normalize_observations": True}),
         ("a2c", {"environments": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1}),
+        (
+            "dqn",
+            REPLAYED | {"rollout_length": 4, "priority_exponent": 0.6, "n_step": 3, "target_every": 7},
+        ),
+        ("sac", REPLAYED),
     ],
 )
 def test_a_killed_run_goes_on_exactly(tmp_path: Path, name: str, config: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ transition is to be learned from.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from rollstream.rl.off_policy import newest_frames
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replaying import (
+    LEAST,
     ParallelReplay,
     StoreToBuffer,
     UpdatePriorities,
@@ -42,6 +44,8 @@ Array = Any
 @dataclass(frozen=True)
 class Config(dqn.Config):
     """Settings of Ape-X: those of DQN, with Rainbow's loss, and how it is distributed."""
+
+    algorithm: ClassVar[str] = "apex"
 
     environments: int = 8
     rollout_length: int = 50
@@ -61,6 +65,11 @@ class Config(dqn.Config):
     def chunk_steps(self, workers: int) -> int:
         """Environment steps that come at once, from one worker."""
         return self.environments // workers * self.rollout_length
+
+    def first_chunks(self, workers: int) -> int:
+        """Chunks that have as many transitions as learning starts with; the last steps only begin some."""
+        steps = max(1, self.learning_starts) + self.environments * (self.n_step - 1)
+        return math.ceil(steps / self.chunk_steps(workers))
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -90,7 +99,7 @@ def with_priorities(config: Config, frames: int, policy: QPolicy) -> Finish:
     def finish(weights: Weights, rollout: Rollout) -> Rollout:
         columns = rollout.columns
         seen = {name: columns[name] for name in _JUDGED}
-        priority = np.asarray(surprise(weights, seen, rollout.last)) + 1e-6
+        priority = np.asarray(surprise(weights, seen, rollout.last)) + LEAST
         judged = replace(rollout, columns=Batch(columns | {"priority": priority}))
         return newest_frames(judged, policy.observation_space, frames)
 
@@ -118,11 +127,11 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
         ParallelRollouts(workers).gather_async(num_async=2),
         ParallelReplay(replay).gather_async(num_async=2),
         samples_per_insert=config.samples_per_insert * config.chunk_steps(count) / config.batch_size,
-        min_size=-(-config.learning_starts // config.chunk_steps(count)),
+        min_size=config.first_chunks(count),
     )
     stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
     learned = (
-        samples.for_each(WeighShards())
+        samples.combine(WeighShards())
         .for_each(TrainOneStep(workers, publish=False))
         .for_each(UpdatePriorities(replay))
         .for_each(UpdateTarget(workers, config.target_every))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -34,6 +34,8 @@ Array = Any
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
     """Settings of DQN."""
+
+    algorithm: ClassVar[str] = "dqn"
 
     rollout_length: int = 4
     batch_size: int = 32
@@ -78,7 +80,14 @@ class Config(OffPolicyConfig):
             dueling=self.dueling,
             atoms=self.atoms,
         )
-        return QPolicy(observations, actions, network, atoms=self.atoms, bounds=self.value_range, name="dqn")
+        return QPolicy(
+            observations,
+            actions,
+            network,
+            atoms=self.atoms,
+            bounds=self.value_range,
+            name=self.algorithm,
+        )
 
 
 def loss(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -37,6 +37,8 @@ Array = Any
 class Config(OffPolicyConfig):
     """Settings of SAC."""
 
+    algorithm: ClassVar[str] = "sac"
+
     target_rate: float = 0.005
     """Tau: how far target networks move to the critics in an update."""
     initial_temperature: float = 1.0
@@ -47,7 +49,7 @@ class Config(OffPolicyConfig):
 
     def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorPolicy:
         """The policy for an environment's spaces."""
-        require_actions(actions, (spaces.Box, spaces.Discrete), "sac")
+        require_actions(actions, (spaces.Box, spaces.Discrete), self.algorithm)
         behaviour = Categories(actions) if isinstance(actions, spaces.Discrete) else Squashed(actions)
         network = partial(network_head, hidden=self.hidden, activation=self.activation)
         return ActorPolicy(observations, actions, behaviour, network)
@@ -122,7 +124,8 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     adam, wanted = optax.scale_by_adam(), config.wanted_entropy(policy)
 
     def begin(actor: Weights) -> dict[str, Any]:
-        critic, log_temperature = critics.init(task.seed), jnp.log(config.initial_temperature)
+        critic = critics.init(task.seed)
+        log_temperature = jnp.log(jnp.float32(config.initial_temperature))
         parts = {"actor": actor, "critic": critic, "temperature": log_temperature}
         moments = {name: adam.init(own) for name, own in parts.items()}
         return {"critic": critic, "target": critic, "log_temperature": log_temperature, "adam": moments}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -38,6 +38,8 @@ Array = Any
 class Config(OffPolicyConfig):
     """Settings of TD3."""
 
+    algorithm: ClassVar[str] = "td3"
+
     learning_rate: float = 1e-3
     target_rate: float = 0.005
     """Tau: how far target networks move to the others, whenever the actor is updated."""
@@ -54,7 +56,7 @@ class Config(OffPolicyConfig):
 
     def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorPolicy:
         """The policy for an environment's spaces."""
-        require_actions(actions, (spaces.Box,), "td3")
+        require_actions(actions, (spaces.Box,), self.algorithm)
         assert isinstance(actions, spaces.Box)
         network = partial(network_head, hidden=self.hidden, activation=self.activation, gain=0.01)
         return ActorPolicy(observations, actions, Steady(actions, self.exploration_noise), network)
@@ -63,6 +65,8 @@ class Config(OffPolicyConfig):
 @dataclass(frozen=True)
 class PlainConfig(Config):
     """Settings of DDPG: those of TD3, without what it added."""
+
+    algorithm: ClassVar[str] = "ddpg"
 
     critics: int = 1
     policy_delay: int = 1

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from rollstream.engine import Actor, ActorContext, Deferred, Engine
+from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.replay.errors import InsertRefused
 from rollstream.replay.table import TableInfo
 
 
@@ -35,21 +36,30 @@ class ReplayShard:
 
     def store(self, chunk: Chunk, ticket: str = "") -> int | Deferred[int]:
         """Remember it; how many items came of it. The reply waits while the limiter allows no insert."""
-        if self._blocked or not self._may_store(chunk):
+        stored = None if self._blocked else self._stored(chunk)
+        if stored is None:
             late: Deferred[int] = Deferred()
             self._blocked.append((ticket, late, chunk))
             return late
-        stored = self.buffer.store(chunk)
         self._answer()
         return stored
 
-    def _may_store(self, chunk: Chunk) -> bool:
-        return self.buffer.table.may_insert(chunk.columns["reward"].size)
+    def _stored(self, chunk: Chunk) -> int | None:
+        """How many items came of it; `None` if the limiter does not allow so many."""
+        try:
+            return self.buffer.store(chunk)
+        except InsertRefused:
+            return None
 
-    def sample(self, context: Noting | None = None, ticket: str = "") -> Samples | Deferred[Samples]:
-        """Items drawn at random, or a promise of them."""
+    def sample(self, context: Noting | None = None, ticket: str = "") -> Samples | Deferred[Samples] | None:
+        """Items drawn at random, or a promise of them.
+
+        A flow is given `None` by a shard that came back empty: it may have to go on before there is more.
+        """
         if context is not None:
             context.note(restarts=self._restarts, size=self.buffer.table.size)
+            if self._restarts and not self.buffer.table.size:
+                return None
         samples = None if self._waiting else self.buffer.sample()
         if samples is None:
             late: Deferred[Samples] = Deferred()
@@ -66,19 +76,22 @@ class ReplayShard:
             if self._waiting and (samples := self.buffer.sample()) is not None:
                 self._waiting.popleft()[1].resolve(samples)
                 moved = True
-            if self._blocked and self._may_store(self._blocked[0][2]):
-                _, late, chunk = self._blocked.popleft()
-                late.resolve(self.buffer.store(chunk))
+            if self._blocked and (stored := self._stored(self._blocked[0][2])) is not None:
+                self._blocked.popleft()[1].resolve(stored)
                 moved = True
 
-    def cancel(self, ticket: str) -> None:
-        """Whoever waits with this ticket does not any more."""
+    def cancel(self, ticket: str) -> bool:
+        """Whoever waits with this ticket does not any more; whether somebody did."""
+        before = len(self._waiting) + len(self._blocked)
         self._waiting = deque(own for own in self._waiting if own[0] != ticket)
         self._blocked = deque(own for own in self._blocked if own[0] != ticket)
+        self._answer()  # whoever was behind it
+        return len(self._waiting) + len(self._blocked) < before
 
-    def update(self, keys: Any, priorities: Any) -> None:
-        """How surprising items were."""
-        self.buffer.update(keys, priorities)
+    def update(self, keys: Any, priorities: Any, restarts: float | None = None) -> None:
+        """How surprising items were; those of an earlier life, after fewer restarts, are not known here."""
+        if restarts is None or restarts == self._restarts:
+            self.buffer.update(keys, priorities)
 
     def info(self) -> TableInfo:
         """How the table stands."""
@@ -132,9 +145,14 @@ class ReplayShards:
 
     def _awaited(self, actor: Actor[Any], method: str, timeout: float | None, first: Any) -> Any:
         ticket = f"{id(self)}.{next(self._tickets)}"
+        reply = actor.call(method, first, ticket)
         try:
-            return actor.call(method, first, ticket).result(timeout)
+            return reply.result(timeout)
         except TimeoutError:
+            if actor.call("cancel", ticket).result():
+                raise
+            return reply.result()  # it came at the last moment
+        except Deadlock:
             actor.send("cancel", ticket)
             raise
 

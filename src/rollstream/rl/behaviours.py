@@ -75,7 +75,9 @@ class Bounded(Behaviour):
 
     def __init__(self, space: gymnasium.Space[Any]):
         assert isinstance(space, spaces.Box)
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        with np.errstate(over="ignore"):
+            reach = (space.high - space.low).astype(np.float32) / 2
+        if not np.isfinite(reach).all():
             raise SpaceError(
                 f"its actions have no bounds ({space}); wrap the environment in "
                 f"gymnasium.wrappers.RescaleAction or ClipAction so that they have"
@@ -83,7 +85,9 @@ class Bounded(Behaviour):
         self.shape = space.shape
         self.size = int(np.prod(space.shape))
         self._middle = ((space.high + space.low) / 2).astype(np.float32).reshape(-1)
-        self._reach = ((space.high - space.low) / 2).astype(np.float32).reshape(-1)
+        self._reach = reach.reshape(-1)
+        self._divisor = np.where(self._reach > 0, self._reach, np.float32(1))
+        """The same, where there is any."""
 
     def scaled(self, flat: Array) -> Array:
         """Actions of the space, from numbers between -1 and 1."""
@@ -92,7 +96,7 @@ class Bounded(Behaviour):
     def unscaled(self, action: Array) -> Array:
         """Numbers between -1 and 1, from actions of the space."""
         flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], self.size)
-        return (flat - self._middle) / self._reach
+        return (flat - self._middle) / self._divisor
 
     def noise(self, generator: np.random.Generator, *leading: int) -> np.ndarray[Any, Any]:
         """Standard normal for each number, then uniform for each, and whether to act at random."""

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 
+from rollstream.engine import RollstreamError
 from rollstream.replay import Column, signature_of
 from rollstream.replay.buffer import Buffer
 from rollstream.replay.transitions import transition_buffer
@@ -56,6 +58,16 @@ class OffPolicyConfig:
     report_every: int = 1_000
     """Environment steps in a report."""
 
+    algorithm: ClassVar[str] = "this algorithm"
+    """Its name, for what is said when spaces are wrong."""
+
+    def __post_init__(self) -> None:
+        if self.learning_starts > self.buffer_size:
+            raise RollstreamError(
+                f"learning_starts={self.learning_starts} is more than buffer_size={self.buffer_size} can "
+                f"hold, so nothing would be learned; set buffer_size to {self.learning_starts} or more"
+            )
+
     @property
     def round_steps(self) -> int:
         """Environment steps in a round."""
@@ -89,10 +101,13 @@ class OffPolicyConfig:
 
     def buffer(self, workers: Workers) -> Buffer:
         """What remembers transitions, for the spaces of these workers."""
-        return self.buffers(workers)(0)
+        return self.buffers(workers, min_size=max(1, self.learning_starts))(0)
 
-    def buffers(self, workers: Workers, count: int = 1) -> Callable[[int], Buffer]:
-        """Makes, of its number, one of several that remember the transitions of these workers."""
+    def buffers(self, workers: Workers, count: int = 1, *, min_size: int = 1) -> Callable[[int], Buffer]:
+        """Makes, of its number, one of several that remember the transitions of these workers.
+
+        Each gives samples once it has `min_size` transitions.
+        """
         policy: Any = workers.learner.policy
         frames, space = workers.spec.environment.frame_stack, policy.observation_space
         return partial(
@@ -101,7 +116,7 @@ class OffPolicyConfig:
             frames=frames,
             frame_axis=channel_axis(space.shape) if frames > 1 else -1,
             size=math.ceil(self.buffer_size / count),
-            min_size=max(1, self.learning_starts // count),
+            min_size=min_size,
             batch_size=self.batch_size,
             n_step=self.n_step,
             exponent=getattr(self, "priority_exponent", 0.0),
@@ -116,10 +131,11 @@ def transition_signature(
     seen = zeros(observations, 1, 1)
     if frames > 1:
         seen = np.split(seen, frames, channel_axis(observations.shape or ()))[0]
+    kind = np.int32 if isinstance(actions, spaces.Discrete) else np.float32
     return signature_of(
         {
             "observation": seen,
-            "action": zeros(actions, 1, 1),
+            "action": np.zeros((1, 1, *(actions.shape or ())), kind),
             "reward": np.zeros((1, 1), np.float32),
             "terminated": np.zeros((1, 1), bool),
         }

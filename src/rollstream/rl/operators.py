@@ -199,7 +199,7 @@ class _Reporter:
         if not steps or (self._waiting < self._every and not before < self._total <= self._steps):
             return []
         means = {
-            key: latest if key in _LATEST or key.startswith("replay/") else total / count
+            key: latest if key in _LATEST else total / count
             for key, (total, count, latest) in self._sums.items()
         }
         self._waiting, self._sums = 0, {}
@@ -224,4 +224,13 @@ class _Reporter:
         self._sums = dict(state["sums"])
 
 
-_LATEST = frozenset({"train/n_updates", "train/learning_rate", "train/epsilon"})
+_LATEST = frozenset(
+    {
+        "train/n_updates",
+        "train/learning_rate",
+        "train/epsilon",
+        "replay/size",
+        "replay/lost",
+        "replay/samples_per_insert",
+    }
+)

@@ -16,6 +16,9 @@ from rollstream.rl.operators import Report, episodes
 from rollstream.rl.worker import Rollout
 from rollstream.rl.workers import Workers
 
+LEAST = 1e-6
+"""Added to how surprising something is, so that what was no surprise at all comes up again."""
+
 
 class StoreToBuffer:
     """Remembers rollouts; their episodes are what is reported of them. A local buffer's state is its own."""
@@ -63,7 +66,7 @@ def chunk_of(rollout: Rollout, before: int) -> Chunk:
     columns = rollout.columns
     width, real = columns["reward"].shape[1], columns.get("real")
     return Chunk(
-        columns={name: columns[name] for name in _REMEMBERED},
+        columns={name: columns[name] for name in _REMEMBERED} | {"action": _narrow(columns["action"])},
         last=rollout.last,
         final=rollout.final,
         streams=np.arange(width) + rollout.worker * width,
@@ -74,7 +77,12 @@ def chunk_of(rollout: Rollout, before: int) -> Chunk:
     )
 
 
-_REMEMBERED = ("observation", "action", "reward", "terminated", "truncated")
+_REMEMBERED = ("observation", "reward", "terminated", "truncated")
+
+
+def _narrow(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Whole numbers as compiled policies give them; numpy gives twice as many bits."""
+    return action.astype(np.int32) if action.dtype == np.int64 else action
 
 
 def Replay(buffer: Buffer) -> Iter[Samples]:  # noqa: N802
@@ -82,8 +90,8 @@ def Replay(buffer: Buffer) -> Iter[Samples]:  # noqa: N802
     return flow.from_poll(buffer.sample, name="Replay")
 
 
-def ParallelReplay(shards: ReplayShards) -> ParIter[Samples]:  # noqa: N802
-    """Batches of what shards remember, each as soon as it has enough."""
+def ParallelReplay(shards: ReplayShards) -> ParIter[Samples | None]:  # noqa: N802
+    """Batches of what shards remember, each as soon as it has enough; `None` of one that came back empty."""
     return flow.from_actors(shards.actors, "sample", name="ParallelReplay")
 
 
@@ -96,11 +104,13 @@ class WeighShards:
     def __init__(self) -> None:
         self._least: dict[str, float] = {}
 
-    def __call__(self, samples: Samples, context: Context) -> Samples:
-        """The same items, weighed."""
+    def __call__(self, samples: Samples | None, context: Context) -> list[Samples]:
+        """The same items, weighed; nothing, of a shard that came back empty."""
+        if samples is None:
+            return []
         self._least[next(iter(context.provenance.sources))] = samples.least
         scale = np.float32(samples.least / min(self._least.values()))
-        return replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})
+        return [replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})]
 
     def state_dict(self) -> dict[str, Any]:
         """The least likely of each shard."""
@@ -124,11 +134,13 @@ class UpdatePriorities:
         if "surprise" not in report:  # all are alike
             return report
         keys, surprise = report.pop("surprise")
+        surprise = surprise + LEAST
         if isinstance(self.buffer, Buffer):
             self.buffer.update(keys, surprise)
             return report
+        restarts = context.provenance.total("restarts")
         for actor in context.actors:
-            actor.send("update", keys, surprise)
+            actor.send("update", keys, surprise, restarts)
         return report | self._about(context)
 
     def _about(self, context: Context) -> Report:

@@ -104,7 +104,6 @@ class RolloutWorker:
         self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._generator = np.random.default_rng([*self._identity, 5])
         self._count = spec.environments
-        self._action_dtype = zeros(self.vector.action_space).dtype
         self._begin()
         self._remembers = bool(jax.tree.leaves(self.state))
 
@@ -167,7 +166,7 @@ class RolloutWorker:
         learned = np.sign(reward) if spec.clip_reward else reward
         columns = Batch(
             observation=observations,
-            action=np.stack(actions).astype(self._action_dtype, copy=False),
+            action=np.stack(actions),
             reward=learned,
             terminated=terminated,
             truncated=truncated,

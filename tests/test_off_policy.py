@@ -1,0 +1,424 @@
+"""Algorithms that learn from replay learn, report, go on exactly, and look at observations of any kind."""
+
+import pickle
+from itertools import islice
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from learning_runs import SMALL, fingerprint, trained, training
+from little_environments import Samples, Signals
+
+import rollstream as rs
+from rollstream.algos import ALGORITHMS
+from rollstream.rl.algorithm import Task
+from rollstream.rl.environments import Environment
+from rollstream.rl.spaces import SpaceError
+
+HOMES = {
+    "dqn": "CartPole-v1",
+    "apex": "CartPole-v1",
+    "sac": "Pendulum-v1",
+    "td3": "Pendulum-v1",
+    "ddpg": "Pendulum-v1",
+}
+"""Where each can act."""
+
+
+# Environments ------------------------------------------------------------------------------------
+
+
+class Home(gymnasium.Env[Any, Any]):
+    """A number that is to become 0 soon; a reward tells of the step before, so that only foresight pays.
+
+    Actions are not around 0. Episodes last ten steps and are then cut off: at random they give about -10.
+    """
+
+    observation_space = spaces.Box(-2, 2, (1,), np.float32)
+    action_space = spaces.Box(-1, 3, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self._place, self._step = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._place, self._step = float(self.np_random.choice([-1.0, 1.0])), 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        reward = -(self._place**2)
+        self._place = float(np.clip(self._place + 0.25 * (float(action[0]) - 1), -2, 2))
+        self._step += 1
+        return self._seen(), reward, False, self._step == 10, {}
+
+    def _seen(self) -> Any:
+        return np.array([self._place], np.float32)
+
+
+class Catch(gymnasium.Env[Any, Any]):
+    """A ball falls in one of three columns, and who is below it after three steps has caught it."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self._ball = self._place = self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._ball, self._place, self._step = int(self.np_random.integers(3)), 1, 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self._place = min(2, max(0, self._place + int(action) - 1))
+        self._step += 1
+        over = self._step == 3
+        reward = (1.0 if self._place == self._ball else -1.0) if over else 0.0
+        return self._seen(), reward, over, False, {}
+
+    def _seen(self) -> Any:
+        image = np.zeros((36, 36, 1), np.uint8)
+        image[8 * self._step : 8 * self._step + 8, 12 * self._ball : 12 * self._ball + 12] = 255
+        image[32:, 12 * self._place : 12 * self._place + 12] = 255
+        return image
+
+
+# Learning ----------------------------------------------------------------------------------------
+
+CONTINUOUS = {
+    "environments": 2,
+    "updates": 2,
+    "batch_size": 32,
+    "hidden": (32,),
+    "learning_starts": 100,
+    "learning_rate": 3e-3,
+    "discount": 0.9,
+    "report_every": 100,
+    "target_rate": 0.02,
+}
+DISCRETE = {
+    "environments": 4,
+    "rollout_length": 2,
+    "updates": 4,
+    "batch_size": 64,
+    "hidden": (32,),
+    "learning_starts": 200,
+    "learning_rate": 2e-3,
+    "discount": 0.95,
+    "report_every": 200,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "steps", "least", "settings"),
+    [
+        (
+            "dqn",
+            "CartPole-v1",
+            6_000,
+            35,
+            DISCRETE | {"target_every": 100, "exploration_fraction": 0.3, "hidden": (64,), "n_step": 3},
+        ),
+        (
+            "dqn",
+            "CartPole-v1",
+            4_000,
+            35,
+            DISCRETE
+            | {
+                "target_every": 50,
+                "exploration_fraction": 0.3,
+                "hidden": (64,),
+                "atoms": 21,
+                "value_range": (0.0, 20.0),
+                "dueling": True,
+                "n_step": 3,
+                "priority_exponent": 0.5,
+            },
+        ),
+        ("dqn", Signals, 2_400, 14, DISCRETE | {"target_every": 50, "discount": 0.5}),
+        (
+            "sac",
+            Signals,
+            2_400,
+            12.5,
+            DISCRETE | {"discount": 0.5, "target_rate": 0.02, "target_entropy": 0.1},
+        ),
+        ("sac", Home, 1_400, -5, CONTINUOUS),
+        ("td3", Home, 1_400, -5, CONTINUOUS),
+        ("ddpg", Home, 1_400, -5, CONTINUOUS),
+        (
+            "dqn",
+            Catch,
+            1_200,
+            0.3,
+            {
+                "environments": 4,
+                "rollout_length": 3,
+                "updates": 2,
+                "batch_size": 32,
+                "hidden": (32,),
+                "learning_starts": 120,
+                "learning_rate": 5e-4,
+                "target_every": 25,
+                "exploration_fraction": 0.5,
+                "report_every": 120,
+            },
+        ),
+        (
+            "apex",
+            "CartPole-v1",
+            6_000,
+            35,
+            {
+                "environments": 4,
+                "rollout_length": 20,
+                "batch_size": 64,
+                "learning_starts": 400,
+                "learning_rate": 2e-3,
+                "hidden": (64,),
+                "discount": 0.95,
+                "target_every": 50,
+                "exploration_fraction": 0.3,
+                "report_every": 200,
+                "samples_per_insert": 16.0,
+                "atoms": 21,
+                "value_range": (0.0, 20.0),
+                "boldest": 0.2,
+            },
+        ),
+    ],
+    ids=[
+        "dqn",
+        "rainbow",
+        "dqn with Dict observations and a mask",
+        "sac with Dict observations and a mask",
+        "sac",
+        "td3",
+        "ddpg",
+        "dqn with images",
+        "apex",
+    ],
+)
+def test_returns_rise(
+    name: str, environment: Any, steps: int, least: float, settings: dict[str, Any]
+) -> None:
+    """Above what a wrong sign anywhere would reach: at random they are 22, 10, -10 and -0.3."""
+    with training(name, "inline", environment, seed=1, steps=steps, **settings) as (plan, _):
+        report = next(report for report in plan if report["time/total_timesteps"] >= steps)
+    assert report["rollout/ep_rew_mean"] > least
+
+
+# Reports -----------------------------------------------------------------------------------------
+
+NAMES = {
+    "dqn": {"loss", "epsilon", "beta", "value"},
+    "apex": {"loss", "epsilon", "beta", "value"},
+    "sac": {"actor_loss", "critic_loss", "ent_coef", "entropy"},
+    "td3": {"actor_loss", "critic_loss"},
+    "ddpg": {"actor_loss", "critic_loss"},
+}
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_reports_tell_what_people_look_for(name: str) -> None:
+    with training(name, "inline", HOMES[name]) as (plan, _):
+        reports = [next(plan) for _ in range(8)]
+    report, every = reports[-1], 20 if name == "apex" else 16
+    assert [own["time/total_timesteps"] for own in reports] == [every * number for number in range(1, 9)]
+    assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
+    assert all(np.isfinite(value) for value in report.values())
+    assert {"replay/size", "replay/lost" if name == "apex" else "replay/samples_per_insert"} <= report.keys()
+    assert "surprise" not in report
+    if name != "apex":
+        assert report["replay/size"] == report["time/total_timesteps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "ratio"),
+    [
+        ("dqn", {}, 2 * 16 / 16),
+        ("dqn", {"n_step": 3, "updates": 1}, 16 / 16),
+        ("sac", {}, 16 / 2),
+        ("td3", {"updates": 3, "rollout_length": 4}, 3 * 16 / 8),
+    ],
+)
+def test_every_transition_is_learned_from_as_often_as_configured(
+    name: str, settings: dict[str, Any], ratio: float
+) -> None:
+    with training(name, "inline", HOMES[name], **settings) as (plan, _):
+        found = [next(plan).get("replay/samples_per_insert") for _ in range(40)]
+    assert found[0] is None
+    if settings.get("n_step", 1) == 1:  # sampling begins with the step that makes it enough
+        assert {own for own in found if own is not None} == {ratio}
+    else:
+        assert found[-1] == pytest.approx(ratio, rel=0.05)
+
+
+def test_apex_learns_as_often_as_configured() -> None:
+    settings = {"samples_per_insert": 3.0, "n_step": 1}
+    with training("apex", "threads", **settings) as (plan, workers):
+        report = list(islice(plan, 30))[-1]
+    inserts = report["time/total_timesteps"] - 80
+    assert inserts > 400
+    assert workers.learner.version * 16 == pytest.approx(3.0 * inserts, abs=3 * 3.0 * 20)
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_nothing_is_learned_before_there_is_enough(name: str) -> None:
+    starts = 100
+    settings = {"learning_starts": starts, "report_every": 1}
+    with training(name, "inline", HOMES[name], **settings) as (plan, workers):
+        size = 20 if name == "apex" else workers.spec.environments * 2 * workers.spec.length
+        for _ in range(200 // size):
+            before = workers.learner.weights
+            steps = next(plan)["time/total_timesteps"]
+            learned = workers.learner.version > 0
+            assert learned <= (steps >= starts)
+            assert learned or workers.learner.weights is before
+            assert float(workers.learner.weights["epsilon"]) == 1.0 or learned
+        assert workers.learner.version > 0
+
+
+def test_the_learner_knows_how_much_of_the_training_is_done() -> None:
+    """Epsilon falls with environment steps, however many updates there are."""
+    settings = {"exploration_fraction": 0.5, "final_epsilon": 0.1, "report_every": 1}
+    with training("dqn", "inline", steps=320, **settings) as (plan, workers):
+        for number in range(1, 21):
+            report = next(plan)
+            if number > 4:
+                assert workers.learner.steps == report["time/total_timesteps"] - 16  # of the round before
+                done = (report["time/total_timesteps"] - 32) / 320
+                second = min(1.0, (done + 16 / 320) / 0.5)  # the first of a round brings its steps
+                assert report["train/epsilon"] == pytest.approx(1 - 0.9 * second)
+
+
+# The same everywhere, and on -----------------------------------------------------------------------
+
+RAINBOW = {"n_step": 3, "priority_exponent": 0.6, "atoms": 5, "dueling": True, "buffer_size": 60}
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(("name", "settings"), [("dqn", RAINBOW), ("sac", {"environment": "Pendulum-v1"})])
+def test_weights_are_the_same_on_every_engine(name: str, engine: str, settings: dict[str, Any]) -> None:
+    assert trained(name, engine, 8, **settings) == trained(name, "inline", 8, **settings)
+
+
+def test_another_seed_gives_other_weights() -> None:
+    assert trained("dqn", "inline", 4, seed=1) != trained("dqn", "inline", 4, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dqn", RAINBOW),
+        ("dqn", {}),
+        ("sac", {"environment": "Pendulum-v1"}),
+        ("sac", {}),
+        ("td3", {"environment": "Pendulum-v1"}),
+    ],
+)
+def test_a_saved_plan_goes_on_exactly(name: str, settings: dict[str, Any]) -> None:
+    """The buffer, the windows that have begun in it and what it draws next are in the state."""
+    with training(name, "inline", **settings) as (plan, workers):
+        straight = [next(plan) for _ in range(9)]
+        expected = fingerprint(workers.learner)
+    with training(name, "inline", **settings) as (plan, workers):
+        resumed = [next(plan) for _ in range(6)]
+        state = pickle.dumps(plan.state_dict())
+    with training(name, "inline", **settings) as (plan, workers):
+        plan.load_state_dict(pickle.loads(state))
+        resumed += [next(plan) for _ in range(3)]
+        assert fingerprint(workers.learner) == expected
+    for one, other in zip(straight, resumed, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+# Observations of every kind ----------------------------------------------------------------------
+
+SEEN: dict[str, spaces.Space[Any]] = {
+    "a choice": spaces.Discrete(4, start=2),
+    "parts": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.MultiBinary(3)})}),
+    "several": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiDiscrete([2, 3])]),
+    "an image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
+}
+
+
+ACTIONS: dict[str, tuple[str, spaces.Space[Any]]] = {
+    "dqn": ("dqn", spaces.Discrete(3, start=1)),
+    "discrete sac": ("sac", spaces.Discrete(3)),
+    "sac": ("sac", spaces.Box(-1, 2, (2, 1))),
+    "td3": ("td3", spaces.Box(0, 5, (2,), np.int32)),
+    "apex": ("apex", spaces.Discrete(2)),
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
+    name, actions = ACTIONS[kind]
+    settings = {"batch_size": 4, "learning_starts": 8, "report_every": 4}
+    with training(name, "inline", lambda: Samples(SEEN[seen], actions), **settings) as (plan, workers):
+        report = list(islice(plan, 6))[-1]
+        assert workers.learner.version > 4
+    assert np.isfinite([value for key, value in report.items() if "loss" in key]).all()
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "kinds"),
+    [
+        ("dqn", "Pendulum-v1", "Discrete, and this environment's action space is Box"),
+        ("apex", "Pendulum-v1", "Discrete, and this environment's action space is Box"),
+        ("td3", "CartPole-v1", "Box, and this environment's action space is Discrete"),
+        ("ddpg", "CartPole-v1", "Box, and this environment's action space is Discrete"),
+        (
+            "sac",
+            lambda: Samples(spaces.Discrete(2), spaces.MultiBinary(3)),
+            "Box, Discrete, and this environment's action space is MultiBinary",
+        ),
+    ],
+)
+def test_an_action_space_that_does_not_fit_is_named(name: str, environment: Any, kinds: str) -> None:
+    algorithm = ALGORITHMS[name]
+    with (
+        rs.engine("inline") as engine,
+        pytest.raises(SpaceError, match=rf"^{name} acts in spaces of kind {kinds}[^\n]*$"),
+    ):
+        algorithm.workers(engine, algorithm.config(), Task(Environment(environment), 10))
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
+    with pytest.raises(rs.RollstreamError, match="learning_starts=100 is more than buffer_size=99 can hold"):
+        ALGORITHMS[name].config(learning_starts=100, buffer_size=99)
+    assert ALGORITHMS[name].config(learning_starts=100, buffer_size=100).buffer_size == 100
+
+
+def test_environments_and_shards_are_shared_out() -> None:
+    apex = ALGORITHMS["apex"]
+    task = Task(Environment("CartPole-v1"), 10, workers=3)
+    with pytest.raises(rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 work"):
+        apex.worker(apex.config(), task)
+    with pytest.raises(rs.RollstreamError, match="4 shards cannot remember for 3 workers; set shards to"):
+        apex.worker(apex.config(environments=6, shards=4), task)
+    assert apex.worker(apex.config(environments=6, shards=3), task).environments == 2
+
+
+def test_every_environment_of_apex_is_bold_in_its_own_way() -> None:
+    apex = ALGORITHMS["apex"]
+    spec = apex.worker(apex.config(environments=4), Task(Environment("CartPole-v1"), 10, workers=2))
+    assert spec.vary is not None
+    late, early = ({"epsilon": np.float32(own)} for own in (0.0, 1.0))
+    found = np.concatenate([spec.vary(late, index)["epsilon"][:, 0] for index in (0, 1)])
+    np.testing.assert_allclose(found, 0.4 ** (1 + 7 * np.arange(4) / 3), rtol=1e-5)
+    assert spec.vary(early, 0)["epsilon"].tolist() == [[1.0], [1.0]]
+
+
+def test_settings_of_these_tests_are_those_of_the_algorithms() -> None:
+    for name in HOMES:
+        ALGORITHMS[name].config(**SMALL[name])
