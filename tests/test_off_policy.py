@@ -355,8 +355,10 @@ ACTIONS: dict[str, tuple[str, spaces.Space[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [(kind, seen) for kind in ACTIONS for seen in SEEN if seen != "an image" or kind in ("dqn", "sac")],
+)
 def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
     name, actions = ACTIONS[kind]
     settings = {"batch_size": 4, "learning_starts": 8, "report_every": 4}
