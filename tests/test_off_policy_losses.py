@@ -442,13 +442,11 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     assert float(learner.weights["epsilon"]) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["numbers", "choices"])
 @pytest.mark.parametrize(("wanted", "sign"), [(-50.0, -1), (50.0, 1)])
-def test_the_temperature_rises_while_the_actor_is_too_decided(kind: str, wanted: float, sign: int) -> None:
+def test_the_temperature_rises_while_the_actor_is_too_decided(wanted: float, sign: int) -> None:
     config = sac.Config(hidden=(3,), batch_size=N, target_entropy=wanted)
-    actions = CHOICES if kind == "choices" else NUMBERS
-    learner = sac.learner(config, task(), config.policy(OBSERVATIONS, actions))
-    learner.train(windows(1, actions), 1)
+    learner = sac.learner(config, task(), config.policy(OBSERVATIONS, NUMBERS))
+    learner.train(windows(1, NUMBERS), 1)
     assert np.sign(float(learner.state["log_temperature"])) == sign
 
 
