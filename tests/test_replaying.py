@@ -519,7 +519,13 @@ APEX |= {"samples_per_insert": 2.0, "report_every": 20, "learning_starts": 160, 
 def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: int) -> None:
     with training("apex", "processes", shards=shards, **APEX) as (plan, workers):
         actors = [actor for name, actor in workers.engine.actors.items() if name.startswith("replay")]
-        report = next(own for own in islice(plan, 5000) if own.get("replay/size", 0) > 200)
+
+        def first_is_known(report: dict[str, Any]) -> bool:
+            """Whether more is known of than the others have: of that, 20 at least are the first's."""
+            others = sum(actor.call("info").result().size for actor in actors[1:])
+            return report.get("replay/size", 0) >= others + 20
+
+        report = next(own for own in islice(plan, 5000) if first_is_known(own))
         has_jax = eval("lambda _: 'jax' in __import__('sys').modules")  # by value: without this module
         assert not any(actor.apply(has_jax).result() for actor in actors)
         assert report["replay/lost"] == 0
@@ -530,11 +536,12 @@ def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: in
         report = next(own for own in islice(plan, 5000) if own.get("replay/lost", 0))
         [event] = workers.engine.events
         assert (event.outcome, event.actor) == ("restarted", actors[0].name)
-        assert report["replay/lost"] > 100 / shards
+        assert report["replay/lost"] >= 20
         report = list(islice(plan, 6))[-1]
         assert workers.learner.version > updates + 6
         assert np.isfinite(report["train/loss"])
-        assert report["replay/size"] < report["time/total_timesteps"] - report["replay/lost"]
+        info = actors[0].call("info").result()
+        assert info.size == info.inserts > 0  # all of it of this life
 
 
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:
