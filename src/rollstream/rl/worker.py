@@ -149,12 +149,14 @@ class RolloutWorker:
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
+        act, advance, observation, state = self._act, vector.step, self.observation, self.state
         for t in range(length):
-            write(observations, t, self.observation)
-            action, self.state = self._act(self.observation, self.state, read(noise, t))
-            actions.append(np.asarray(action))
-            step = vector.step(actions[t])
-            self.observation = step.observation
+            write(observations, t, observation)
+            action, state = act(observation, state, read(noise, t))
+            action = np.asarray(action)
+            actions.append(action)
+            step = advance(action)
+            observation = step.observation
             reward[t] = step.reward
             if step.real is not None and real is not None:
                 real[t] = step.real
@@ -162,7 +164,8 @@ class RolloutWorker:
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
             if self._remembers and (begun := step.begun):
-                self.state = forgotten(self.state, self.policy.initial_state(self._count), begun)
+                state = forgotten(state, self.policy.initial_state(self._count), begun)
+        self.observation, self.state = observation, state
         learned = np.sign(reward) if spec.clip_reward else reward
         columns = Batch(
             observation=observations,
