@@ -43,7 +43,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(dqn.Config):
-    """Settings of Ape-X: those of DQN, with Rainbow's loss, and how it is distributed."""
+    """Settings of Ape-X: those of DQN, with most of what Rainbow adds, and how it is distributed."""
 
     algorithm: ClassVar[str] = "apex"
 
