@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +22,7 @@ from rollstream.flow import Iter
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
+from rollstream.rl.compiling import compiled
 from rollstream.rl.named import Weights
 from rollstream.rl.off_policy import newest_frames
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
@@ -94,7 +94,7 @@ def explored(config: Config, workers: int, weights: Weights, index: int) -> Weig
 
 def with_priorities(config: Config, frames: int, policy: QPolicy) -> Finish:
     """Adds `priority` to rollouts: how far values are from what followed, as far as that is known yet."""
-    surprise = jax.jit(partial(surprises, policy, config.discount))
+    surprise = compiled(partial(surprises, policy, config.discount))
 
     def finish(weights: Weights, rollout: Rollout) -> Rollout:
         columns = rollout.columns

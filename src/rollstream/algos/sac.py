@@ -169,6 +169,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         settings=config.settings,
         seed=task.seed,
         total_steps=task.steps,
+        side_by_side=True,
     )
 
 

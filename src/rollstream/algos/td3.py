@@ -168,6 +168,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         settings=config.settings,
         seed=task.seed,
         total_steps=task.steps,
+        side_by_side=True,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rollstream.rl.advantages import generalized_advantages
 from rollstream.rl.batch import Batch
+from rollstream.rl.compiling import compiled
 from rollstream.rl.normalize import LIMIT, Moments
 from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.spaces import put, zeros
@@ -27,8 +28,8 @@ def with_advantages(
     An episode that was truncated goes on beyond its end with the value of its final observation; one that
     terminated does not.
     """
-    estimate = jax.jit(partial(_estimated, policy, discount, trace, scale_rewards))
-    value = jax.jit(policy.value)
+    estimate = compiled(partial(_estimated, policy, discount, trace, scale_rewards))
+    value = compiled(policy.value)
 
     def finish(weights: Weights, rollout: Rollout) -> Batch:
         columns = rollout.columns

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from rollstream.engine import RollstreamError
+from rollstream.rl.compiling import compiled
 from rollstream.rl.named import TRAINED, Weights
 from rollstream.rl.normalize import with_seen
 from rollstream.rl.policy import Policy
@@ -48,6 +49,7 @@ class Learner:
         settings: the update's settings, given how much of the training is done (0 to 1).
         seed: of the first weights and of whatever is random in updates.
         total_steps: environment steps of the whole training, for schedules.
+        side_by_side: whether independent parts of an update are computed at the same time (see `compiled`).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Learner:
         settings: Callable[[float], dict[str, float]] = lambda _: {},
         seed: int = 0,
         total_steps: int = 1,
+        side_by_side: bool = False,
     ):
         self.policy = policy
         self.weights = policy.init(seed)
@@ -70,8 +73,8 @@ class Learner:
         """How often the weights have changed."""
         self.steps = 0
         """Environment steps learned from."""
-        self._update = jax.jit(update) if update is not None else None
-        self._apply = jax.jit(partial(_applied, optimizer))
+        self._update = compiled(update, side_by_side=side_by_side) if update is not None else None
+        self._apply = compiled(partial(_applied, optimizer))
         self._noise = noise
         self._settings = settings
         self._seed = seed

@@ -16,6 +16,7 @@ import numpy as np
 from rollstream.engine import ActorContext
 from rollstream.flow import Context
 from rollstream.rl.batch import Batch
+from rollstream.rl.compiling import compiled
 from rollstream.rl.environment_state import UnknownState
 from rollstream.rl.environments import Environment
 from rollstream.rl.episodes import Episodes
@@ -93,15 +94,15 @@ class RolloutWorker:
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self.weights: Weights = {}
         self.version = -1
-        compiled = jax.jit if self.policy.compiled else lambda function: function
-        self._step = compiled(self.policy.step)
+        maybe_compiled = compiled if self.policy.compiled else lambda function: function
+        self._step = maybe_compiled(self.policy.step)
         quick = getattr(self.policy, "quick", None)  # some have a faster way to act
         self._acting: Any = quick(spec.environments) if quick is not None else None
         self._act: Any = None
         # Small weights are taken along with each call: that is quicker than to move them beforehand.
         self._moves = self.policy.compiled and (self._acting is None or jax.default_backend() != "cpu")
         self._finish = spec.finish(self.policy) if spec.finish is not None else None
-        self._gradients = compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
+        self._gradients = maybe_compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._generator = np.random.default_rng([*self._identity, 5])
         self._count = spec.environments
         self._begin()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from rollstream.rl.compiling import compiled
 from rollstream.rl.conduct import misfit
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, zeros
@@ -23,7 +24,7 @@ def likeliest(policy: Policy) -> Callable[[Weights, Observation, State], tuple[A
     def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
         return policy.step(weights, observation, state, None)
 
-    return jax.jit(step) if policy.compiled else step
+    return compiled(step) if policy.compiled else step
 
 
 def placed(policy: Policy, weights: Weights) -> Weights:
@@ -64,7 +65,7 @@ class TrainedPolicy:
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._placed = placed(policy, weights)
-        self._step = jax.jit(policy.step) if policy.compiled else policy.step
+        self._step = compiled(policy.step) if policy.compiled else policy.step
         self._likeliest = likeliest(policy)
         self.reset()
 
