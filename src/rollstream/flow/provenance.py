@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 _SPANS = 64
 """Spans kept for one stream of one source; beyond that, neighbours become one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Items `first` to `last` of one stream of one source, `count` of them."""
 
     source: str
@@ -85,7 +84,7 @@ def provenance_of(origin: Origin) -> Provenance:
     if isinstance(origin, Provenance):
         return origin
     if isinstance(origin, Row):
-        return merged(origin.parts)
+        return merged(origin.parts) if len(origin.parts) != 1 else provenance_of(origin.parts[0])
     source, stream, sequence = origin
     return Provenance((Span(source, stream, sequence, sequence, 1),))
 
@@ -152,6 +151,12 @@ class Merger:
 
 def _insert(spans: list[Span], new: Span) -> int:
     """Add a span to the sorted, disjoint ones there are; how many items of it are new."""
+    if not spans:
+        spans.append(new)
+        return new.count
+    if (last := spans[-1]).last == new.first - 1:  # the rule: it goes on from there
+        spans[-1] = Span(new.source, new.stream, last.first, new.last, last.count + new.count)
+        return new.count
     position = bisect_right(spans, new.first, key=lambda span: span.first)
     start = position - 1 if position and spans[position - 1].last >= new.first - 1 else position
     end, known = start, 0
@@ -175,7 +180,7 @@ def encode(origin: Origin) -> Any:
     """An origin as JSON."""
     if isinstance(origin, Provenance):
         notes = {key: list(tally) for key, tally in origin.notes.items()}
-        return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
+        return {"spans": [list(span) for span in origin.spans], "notes": notes}
     if isinstance(origin, Row):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)

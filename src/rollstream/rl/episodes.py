@@ -20,8 +20,7 @@ class Episodes:
 
     def __init__(self, count: int, discount: float | None = None):
         self._discount = discount
-        self._returns = np.zeros(count)
-        self._lengths = np.zeros(count)
+        self._sums = np.zeros((2, count))  # returns and lengths
         self._discounted = np.zeros(count, np.float32)
 
     def columns(
@@ -36,14 +35,19 @@ class Episodes:
         >>> Episodes(1).columns(reward, ended)["episode_return"].ravel()
         array([nan,  3., nan], dtype=float32)
         """
-        returns = np.cumsum(reward, axis=0, dtype=np.float64) + self._returns
-        steps = np.ones_like(reward) if real is None else real
-        lengths = np.cumsum(steps, axis=0, dtype=np.float64) + self._lengths
-        columns = {
-            "episode_return": _since_the_last(returns, ended),
-            "episode_length": _since_the_last(lengths, ended),
-        }
-        self._returns, self._lengths = _left(returns, ended), _left(lengths, ended)
+        each = np.empty((2, *reward.shape))
+        each[0] = reward
+        each[1] = 1.0 if real is None else real
+        sums = each.cumsum(axis=1)
+        sums += self._sums[:, None]
+        column = np.full(each.shape, np.nan, np.float32)
+        if ended.any():
+            for index in np.flatnonzero(ended.any(axis=0)):
+                rows = np.flatnonzero(ended[:, index])
+                column[:, rows, index] = np.diff(sums[:, rows, index], prepend=0)
+                sums[:, -1, index] -= sums[:, rows[-1], index]
+        self._sums = sums[:, -1]
+        columns = {"episode_return": column[0], "episode_length": column[1]}
         if self._discount is not None:
             counted = reward if learned is None else learned
             columns["discounted_return"] = self._discounted_returns(self._discount, counted, ended)
@@ -58,29 +62,9 @@ class Episodes:
 
     def state_dict(self) -> dict[str, Any]:
         """What the episodes have come to."""
-        return {"returns": self._returns, "lengths": self._lengths, "discounted": self._discounted}
+        return {"sums": self._sums, "discounted": self._discounted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._sums = np.array(state["sums"])
         self._discounted = np.array(state["discounted"])
-
-
-def _since_the_last(sums: Array, ended: Array) -> Array:
-    """Sums at the end of episodes, from the end before on; not a number elsewhere."""
-    column = np.full(sums.shape, np.nan, np.float32)
-    if not ended.any():
-        return column
-    for index in np.flatnonzero(ended.any(axis=0)):
-        rows = np.flatnonzero(ended[:, index])
-        column[rows, index] = np.diff(sums[rows, index], prepend=0)
-    return column
-
-
-def _left(sums: Array, ended: Array) -> Array:
-    """What has come together since the last end."""
-    if not ended.any():
-        return sums[-1]
-    before = np.where(ended, sums, 0)
-    last = sums.shape[0] - 1 - np.argmax(ended[::-1], axis=0)
-    return sums[-1] - before[last, np.arange(sums.shape[1])]

@@ -71,11 +71,13 @@ class QPolicy:
     def step(
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
-        """Actions; without noise, those that are worth most."""
+        """Actions; without noise those that are worth most, else now and then any of the legal ones."""
         values = self.values(weights, observation)
         if noise is None:
             return jnp.argmax(values, axis=-1), state
-        return _explored(values, noise, weights["epsilon"], jnp), state
+        at_random = jnp.where(values > NEVER, noise[..., :-1], -1.0)
+        explores = noise[..., -1:] < weights["epsilon"]
+        return jnp.argmax(jnp.where(explores, at_random, values), axis=-1), state
 
     def quick(self, count: int) -> Callable[[Weights], Act] | None:
         """Makes, of weights, what acts as `step` does for so many observations, if the network is small."""
@@ -95,7 +97,11 @@ class QPolicy:
                 if atoms is not None:
                     outputs = outputs.reshape(count, -1, len(atoms))
                 values = expected(outputs, atoms, np)
-                return _explored(values, noise, epsilon, np), state
+                greedy = values.argmax(axis=-1)
+                explores = noise[:, -1:] < epsilon
+                if explores.any():
+                    greedy = np.where(explores[:, 0], noise[:, :-1].argmax(axis=-1), greedy)
+                return greedy, state
 
             return act
 
@@ -121,10 +127,3 @@ def expected(outputs: Array, atoms: Array | None, xp: Any) -> Array:
         return outputs
     likely = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
     return (likely @ atoms) / likely.sum(axis=-1)
-
-
-def _explored(values: Array, noise: Array, epsilon: Any, xp: Any) -> Array:
-    """The best action, or with probability epsilon any of those that are legal."""
-    at_random = xp.where(values > NEVER, noise[..., :-1], -1.0)
-    explores = noise[..., -1:] < epsilon
-    return xp.argmax(xp.where(explores, at_random, values), axis=-1)
