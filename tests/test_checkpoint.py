@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from rollstream.plain import NotPlain, packed, unpacked
 from rollstream.rl.batch import Batch
 from rollstream.training.checkpoint import (
     CheckpointError,
@@ -23,7 +24,6 @@ from rollstream.training.checkpoint import (
     remove_after,
     save_checkpoint,
 )
-from rollstream.training.plain import NotPlain, packed, unpacked
 
 
 def assert_same(one: Any, other: Any) -> None:

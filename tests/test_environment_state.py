@@ -13,9 +13,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from rollstream.plain import packed, unpacked
 from rollstream.rl.environment_state import UnknownState
 from rollstream.rl.vector import LeanVector, NativeVector
-from rollstream.training.plain import packed, unpacked
 
 
 def through_json(state: Any) -> Any:

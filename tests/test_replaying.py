@@ -544,6 +544,42 @@ def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: in
         assert info.size == info.inserts > 0  # all of it of this life
 
 
+class Laborious(Scripted):
+    """Takes its time."""
+
+    def step(self, action: Any) -> Any:
+        for _ in range(20):
+            np.linalg.qr(np.ones((30, 30)))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("way", ["slow workers", "slow learner", "killed worker"])
+def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_dies(way: str) -> None:
+    """What is reported is within what the limiter lets either side be ahead, and what is under way."""
+    ratio, chunk_steps, batch = 2.0, 20, APEX["batch_size"]
+    settings: dict[str, Any] = (
+        APEX | {"n_step": 1} | ({"hidden": (512, 512)} if way == "slow learner" else {})
+    )
+    environment = Laborious if way == "slow workers" else Scripted
+    with training("apex", "processes", environment, **settings) as (plan, workers):
+        report = list(islice(plan, 25))[-1]
+        if way == "killed worker":
+            os.kill(workers.actors[0].mailbox.process.pid, signal.SIGKILL)
+            while not workers.engine.events:
+                threading.Event().wait(0.001)
+            report = list(islice(plan, 25))[-1]
+            assert [event.outcome for event in workers.engine.events] == ["restarted"]
+        while "replay/samples_per_insert" not in report:
+            report = next(plan)
+        inserted = report["time/total_timesteps"] - settings["learning_starts"]
+        ahead = max(1.0, ratio * chunk_steps / batch)  # batches: the limiter's error buffer
+        under_way = 2 * 2 * chunk_steps * ratio + 2 * batch
+        tolerance = (ahead * batch + under_way) / inserted
+        assert inserted > 300
+        assert report["replay/samples_per_insert"] == pytest.approx(ratio, abs=tolerance)
+        assert tolerance < ratio
+
+
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:
     """It has nothing to sample from, and is told nothing before it is sampled from."""
     with training("apex", "inline", **APEX) as (plan, workers):

@@ -832,8 +832,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(
             raise OSError(errno.ENOSPC, "No space left on device")
         written(path, data)
 
-    written = checkpoint._written
-    monkeypatch.setattr(checkpoint, "_written", full)
+    written = checkpoint.written
+    monkeypatch.setattr(checkpoint, "written", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*step_000000192'"):
         small(tmp_path / "run")
     monkeypatch.undo()

@@ -80,6 +80,8 @@ class Engine(ABC):
     """Whether actors run beside the driver."""
     remote: ClassVar[bool] = False
     """Whether actors live in other processes, so that messages are packed and replies opened."""
+    local_processes: ClassVar[bool] = False
+    """Whether each actor has a process of its own, on this machine."""
     mailbox_size: ClassVar[int] = 1000
     """How many messages an actor may be behind before the driver's `send` waits for it."""
     catches: ClassVar[type[BaseException]] = Exception

@@ -81,6 +81,7 @@ class ProcessesEngine(Hub):
     """
 
     name = "processes"
+    local_processes = True
 
     def __init__(
         self, *, pool_bytes: int = POOL, threads: int | None = None, on_event: EventCallback | None = None

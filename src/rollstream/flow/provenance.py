@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 _SPANS = 64
 """Spans kept for one stream of one source; beyond that, neighbours become one."""
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Span:
     """Items `first` to `last` of one stream of one source, `count` of them."""
 
     source: str
@@ -180,7 +181,7 @@ def encode(origin: Origin) -> Any:
     """An origin as JSON."""
     if isinstance(origin, Provenance):
         notes = {key: list(tally) for key, tally in origin.notes.items()}
-        return {"spans": [list(span) for span in origin.spans], "notes": notes}
+        return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
     if isinstance(origin, Row):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)

@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+from rollstream.apart import read_state
 from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, cannot_exit, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
@@ -229,13 +231,44 @@ def load_shard_state(cell: Cell, key: str, state: Mapping[str, Any]) -> None:
     cell.context.local[key].load_state_dict(state)
 
 
-def actor_state(cell: Cell) -> Any:
-    """The state of an actor that offers one."""
+def actor_state(cell: Cell, apart: Path | None) -> Any:
+    """The state of an actor that offers one; or which file in a folder it is going to be in."""
+    if apart is not None and hasattr(cell.instance, "save_apart"):
+        name = f"{cell.context.name}.safetensors"
+        cell.instance.save_apart(apart / name)
+        return {_APART: name}
     return cell.instance.state_dict() if hasattr(cell.instance, "state_dict") else None
+
+
+def saved_apart(cell: Cell) -> str | None:
+    """Wait until an actor has written its state; what went wrong, if anything did."""
+    return cell.instance.saved_apart() if hasattr(cell.instance, "saved_apart") else None
+
+
+def files_apart(state: Mapping[str, Any]) -> list[str]:
+    """The files that belong to a flow's state."""
+    own = [each for each in state["actors"].values() if isinstance(each, Mapping)]
+    return [each[_APART] for each in own if _APART in each]
+
+
+def found(state: Any, folder: Path | None, here: bool) -> Any:
+    """An actor's state; of one in a file its path, or what is in it, if it is to be read here."""
+    if not isinstance(state, Mapping) or _APART not in state:
+        return state
+    if folder is None:
+        raise StateError(f"this state goes with the file {state[_APART]}: say in which folder that is")
+    path = folder / state[_APART]
+    return read_state(path) if here else {_APART: str(path)}
+
+
+_APART: Final = "apart"
 
 
 def load_actor_state(cell: Cell, state: Any) -> None:
     """Give an actor its state."""
+    if isinstance(state, Mapping) and _APART in state:
+        cell.instance.load_apart(Path(state[_APART]))
+        return
     if not hasattr(cell.instance, "load_state_dict"):
         raise StateError(f"{cell.context.name} has a saved state, and no method load_state_dict to take it")
     cell.instance.load_state_dict(state)

@@ -294,17 +294,25 @@ class Iter(_Stream, Generic[T_co]):
         self._tracer = Tracer(path)
         return self
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, apart: Path | None = None) -> dict[str, Any]:
         """The state of the whole flow, between two items.
 
         Operators, items in flight, and every actor that offers `state_dict`. Plain data, as far as the
         items and the states they offer are.
-        """
-        return self._begin().state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let a freshly built flow go on where a saved one stood."""
-        self._begin().load_state_dict(state)
+        Args:
+            apart: a folder. Actors with large states, in processes of their own on this machine, write them
+                to files there while the flow goes on; wait for that with `saved_apart`.
+        """
+        return self._begin().state_dict(apart)
+
+    def saved_apart(self) -> list[str]:
+        """Wait until actors have written what `state_dict` had them write; what went wrong there."""
+        return self._begin().saved_apart()
+
+    def load_state_dict(self, state: dict[str, Any], apart: Path | None = None) -> None:
+        """Let a freshly built flow go on where a saved one stood; `apart` has what was written apart."""
+        self._begin().load_state_dict(state, apart)
 
     def _begin(self) -> Flow:
         if self._consumer is not _ITERATION:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.plain import plain
 from rollstream.replay.cuts import Cut
 from rollstream.replay.steps import nested
 from rollstream.replay.table import Table, TableInfo
@@ -32,6 +33,7 @@ class Chunk:
     """Environment steps there have been in all, with these."""
 
 
+@plain
 @dataclass(frozen=True)
 class Samples:
     """Items to learn from, and what they are known by where they are remembered."""
@@ -110,10 +112,10 @@ class Buffer:
         """How the table stands."""
         return self.table.info()
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that is remembered, and where samples are."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """All that is remembered, and where samples are; without a copy it changes with the buffer."""
         return {
-            "table": self.table.state_dict(),
+            "table": self.table.state_dict(copy=copy),
             "writer": self._writer.state_dict(),
             "generator": self._generator.bit_generator.state,
             "steps": self.steps,

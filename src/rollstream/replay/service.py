@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
+from rollstream.apart import Writing, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.errors import InsertRefused
@@ -31,6 +33,7 @@ class ReplayShard:
     def __init__(self, make: Callable[[int], Buffer], *, context: ActorContext):
         self.buffer = make(context.index)
         self._restarts = context.restarts
+        self._writing: Writing | None = None
         self._waiting: deque[tuple[str, Deferred[Samples]]] = deque()
         self._blocked: deque[tuple[str, Deferred[int], Chunk]] = deque()
 
@@ -57,8 +60,10 @@ class ReplayShard:
         A flow is given `None` by a shard that came back empty: it may have to go on before there is more.
         """
         if context is not None:
-            context.note(restarts=self._restarts, size=self.buffer.table.size)
-            if self._restarts and not self.buffer.table.size:
+            table = self.buffer.table
+            counts = {"inserts": table.limiter.inserts, "samples": table.limiter.samples}
+            context.note(restarts=self._restarts, size=table.size, **counts)
+            if self._restarts and not table.size:
                 return None
         samples = None if self._waiting else self.buffer.sample()
         if samples is None:
@@ -96,6 +101,19 @@ class ReplayShard:
     def info(self) -> TableInfo:
         """How the table stands."""
         return self.buffer.info()
+
+    def save_apart(self, path: Path) -> None:
+        """Begin to write all that is remembered to a file; nobody waits for that."""
+        self._writing = Writing(path, lambda: self.buffer.state_dict(copy=False))
+
+    def saved_apart(self) -> str | None:
+        """Wait until it is written; what went wrong, if anything did."""
+        writing, self._writing = self._writing, None
+        return writing.wait() if writing is not None else None
+
+    def load_apart(self, path: Path) -> None:
+        """Go on from a file."""
+        self.buffer.load_state_dict(read_state(path))
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered."""

@@ -231,29 +231,24 @@ class Steps:
 
     # State -------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rows in use."""
-        rows = np.flatnonzero(self.references[: self._fresh])
-        return {
-            "rows": rows,
-            "columns": {name: column[rows] for name, column in self.columns.items()},
-            "previous": self.previous[rows],
-            "stamp": self.stamp[rows],
-            "references": self.references[rows],
-        }
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """All rows that have been used; without a copy they change with these."""
+        arrays = {"previous": self.previous, "stamp": self.stamp, "references": self.references}
+        own = {name: array[: self._fresh] for name, array in (self.columns | arrays).items()}
+        own = {name: array.copy() for name, array in own.items()} if copy else own
+        return {"columns": {name: own.pop(name) for name in self.columns}} | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have exactly these rows."""
-        rows = np.asarray(state["rows"])
-        self._fresh = int(rows[-1]) + 1 if rows.size else 0
+        self._fresh = fresh = len(state["references"])
         self._head = self._free = 0
-        if self._fresh > self.capacity:
-            self._grow(self._fresh)
+        if fresh > self.capacity:
+            self._grow(fresh)
         for name, column in self.columns.items():
-            column[rows] = state["columns"][name]
-        self.previous[rows], self.stamp[rows] = state["previous"], state["stamp"]
-        self.references[:] = 0
-        self.references[rows] = state["references"]
+            column[:fresh] = state["columns"][name]
+        self.previous[:fresh], self.stamp[:fresh] = state["previous"], state["stamp"]
+        self.references[:fresh] = state["references"]
+        self.references[fresh:] = 0
         self._give(np.flatnonzero(self.references[: self._fresh] == 0))
 
 

@@ -510,11 +510,14 @@ class Table:
             stale_updates=self.stale_updates,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain arrays and numbers: what is sampled afterwards is exactly the same."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Everything, in plain arrays and numbers: what is sampled afterwards is exactly the same.
+
+        Without a copy, most of it changes with the table.
+        """
         slots = np.flatnonzero(self._keys[:-1] >= 0)
         return {
-            "steps": self.steps.state_dict(),
+            "steps": self.steps.state_dict(copy=copy),
             "slots": slots,
             "keys": self._keys[slots],
             "first": self._first[slots],

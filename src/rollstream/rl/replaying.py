@@ -126,11 +126,15 @@ class UpdatePriorities:
 
     def __init__(self, buffer: Buffer | ReplayShards):
         self.buffer = buffer
-        self._sizes: dict[str, tuple[float, float]] = {}
-        self._lost = 0.0
+        self._shards: dict[str, list[float]] = {}
+        """Of each: how often it was restarted, its size, and what it has inserted and given since."""
+        self._past = [0.0, 0.0, 0.0]
+        """What was lost with those that died, and what they had inserted and given."""
+        self._first: float | None = None
+        """Transitions inserted before the first sample."""
 
     def __call__(self, report: Report, context: Context) -> Report:
-        """The report, and of shards how much they remember and what was lost with one that died."""
+        """The report, and of shards how much they remember, have lost, and give for what they are given."""
         if "surprise" not in report:  # all are alike
             return report
         keys, surprise = report.pop("surprise")
@@ -144,13 +148,28 @@ class UpdatePriorities:
         return report | self._about(context)
 
     def _about(self, context: Context) -> Report:
-        shard, provenance = next(iter(context.provenance.sources)), context.provenance
-        restarts, size = provenance.total("restarts"), provenance.total("size")
-        before, had = self._sizes.get(shard, (restarts, size))
-        if restarts > before:
-            self._lost += had
-        self._sizes[shard] = restarts, size
-        return {"replay/size": sum(size for _, size in self._sizes.values()), "replay/lost": self._lost}
+        shard, total = next(iter(context.provenance.sources)), context.provenance.total
+        now = [total(name) for name in ("restarts", "size", "inserts", "samples")]
+        before = self._shards.get(shard, now)
+        if now[0] > before[0]:
+            self._past = [had + more for had, more in zip(self._past, before[1:], strict=True)]
+        self._shards[shard] = now
+        lost, *past = self._past
+        size, *since = (sum(counts) for counts in list(zip(*self._shards.values(), strict=True))[1:])
+        inserts, samples = (own + gone for own, gone in zip(since, past, strict=True))
+        self._first = first = inserts if self._first is None else self._first
+        warm = inserts - first
+        about = {"replay/size": size, "replay/lost": lost}
+        return about | ({"replay/samples_per_insert": samples / warm} if warm > 0 else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of shards; their content is theirs."""
+        return {"shards": dict(self._shards), "past": self._past, "first": self._first}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. A shard that goes on, too, was not restarted, however often it had been."""
+        self._shards = {name: [0.0, *counts[1:]] for name, counts in state["shards"].items()}
+        self._past, self._first = list(state["past"]), state["first"]
 
 
 class UpdateTarget:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rollstream.engine import ActorContext
 from rollstream.flow import Context
+from rollstream.plain import plain
 from rollstream.rl.batch import Batch
 from rollstream.rl.compiling import compiled
 from rollstream.rl.environment_state import UnknownState
@@ -27,6 +28,7 @@ PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
 """Makes a policy for an observation and an action space."""
 
 
+@plain
 @dataclass
 class Rollout:
     """What happened in some steps, before anybody has thought about it."""

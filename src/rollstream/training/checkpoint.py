@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from rollstream.apart import summary
+from rollstream.disk import PARTIAL, synced, writing, written
 from rollstream.engine import RollstreamError
-from rollstream.training.plain import packed, unpacked
+from rollstream.plain import packed, unpacked
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d+)(\.old)?")
-_PARTIAL, _OLD = ".partial", ".old"
+_OLD = ".old"
 _FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
 
 
@@ -45,35 +47,96 @@ class Checkpoint:
     state: Any
 
 
+class Draft:
+    """A checkpoint that is not whole yet: a folder of another name, until `finish`.
+
+    Whoever has a large state may write it to a file in `partial` meanwhile (see `rollstream.apart`). As a
+    context, nothing is left of it after an error.
+
+    Args:
+        folder: of checkpoints; what is left in it of one that was never finished is removed.
+        step: how far the training is.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        for leftover in folder.glob(f"*{PARTIAL}"):
+            _removed(leftover)
+        self.step = step
+        self._folder = folder
+        self._path = folder / f"step_{step:09d}"
+        self.partial = self._path.with_name(self._path.name + PARTIAL)
+        self._about: dict[str, Any] = {}
+        self._apart: list[Path] = []
+        with writing(self._path):
+            self.partial.mkdir(parents=True)
+
+    def write(self, state: Any, weights: Mapping[str, Any], apart: Iterable[str] = ()) -> None:
+        """Write a state and weights; files of these names are written by others."""
+        structure, arrays = packed(state)
+        named, plain = packed(dict(weights))
+        files = {
+            "state.json": json.dumps(structure, allow_nan=False).encode(),
+            "arrays.safetensors": save(arrays),
+            "weights.safetensors": save(plain),
+        }
+        with writing(self._path):
+            for name, data in files.items():
+                written(self.partial / name, data)
+        self._apart = [self.partial / name for name in apart]
+        self._about = {
+            "format": _FORMAT,
+            "step": self.step,
+            "files": {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()},
+            "dtypes": {name: own for name, own in named.items() if "dtype" in own},
+        }
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that others write is there."""
+        return all(summary(path) is not None for path in self._apart)
+
+    def finish(self, keep: int) -> Path:
+        """Give it its name, in place of one there may be, and remove all but the newest `keep`."""
+        path, old = self._path, self._path.with_name(self._path.name + _OLD)
+        self._about["files"] |= {own.name: summary(own) for own in self._apart}
+        with writing(self._path):
+            written(self.partial / "manifest.json", json.dumps(self._about, indent=2).encode())
+            synced(self.partial)
+        if path.exists():
+            _removed(old)
+            os.rename(path, old)
+        os.rename(self.partial, path)
+        synced(path.parent)
+        _removed(old)
+        for _, older in _found(self._folder)[keep:]:
+            _removed(older)
+        return path
+
+    def discard(self) -> None:
+        """It will not be whole."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None:
+            self.discard()
+
+
 def save_checkpoint(
     folder: Path, step: int, state: Any, *, weights: Mapping[str, Any] | None = None, keep: int = 3
 ) -> Path:
     """Write a state as the folder's newest checkpoint, and remove all but the newest `keep`."""
-    structure, arrays = packed(state)
-    named, plain = packed(dict(weights or {}))
-    files = {
-        "state.json": json.dumps(structure, allow_nan=False).encode(),
-        "arrays.safetensors": save(arrays),
-        "weights.safetensors": save(plain),
-    }
-    manifest = {
-        "format": _FORMAT,
-        "step": step,
-        "files": {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()},
-        "dtypes": {name: own for name, own in named.items() if "dtype" in own},
-    }
-    files["manifest.json"] = json.dumps(manifest, indent=2).encode()
-    for leftover in folder.glob(f"*{_PARTIAL}"):
-        _removed(leftover)
-    path = folder / f"step_{step:09d}"
-    write_folder(path, files)
-    for _, old in _found(folder)[keep:]:
-        _removed(old)
-    return path
+    with Draft(folder, step) as draft:
+        draft.write(state, weights or {})
+        return draft.finish(keep)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raise, naming the file, unless every byte is as it was written."""
+    for name in _manifest(path)["files"].keys() - set(_FILES):
+        _verify_apart(path, name)
     files = {name: _verified(path, name) for name in _FILES}
     state = unpacked(json.loads(files["state.json"]), load(files["arrays.safetensors"]))
     return Checkpoint(path, _manifest(path)["step"], state)
@@ -112,65 +175,6 @@ def remove_after(folder: Path, step: int) -> None:
 # Files -------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Have an error name what was to be written; a full disk, for one, does not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder with these files, at once; one of that name is replaced."""
-    partial, old = path.with_name(path.name + _PARTIAL), path.with_name(path.name + _OLD)
-    try:
-        with writing(path):
-            partial.mkdir(parents=True)
-            for name, data in files.items():
-                _written(partial / name, data)
-            _synced(partial)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if path.exists():
-        _removed(old)
-        os.rename(path, old)
-    os.rename(partial, path)
-    _synced(path.parent)
-    _removed(old)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file, at once; one of that name is replaced."""
-    partial = path.with_name(path.name + _PARTIAL)
-    try:
-        with writing(path):
-            _written(partial, data)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    os.replace(partial, path)
-    _synced(path.parent)
-
-
-def _written(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _synced(folder: Path) -> None:
-    """Names of files are on the disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _removed(path: Path) -> None:
     """Take away a folder, or a file, if there is one."""
     if path.is_dir():
@@ -201,19 +205,37 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _verified(path: Path, name: str) -> bytes:
-    expected = _manifest(path)["files"].get(name, {})
-    try:
+    with _reading(path, name):
         data = (path / name).read_bytes()
+    _require(path, name, len(data), _checksum(data))
+    return data
+
+
+def _verify_apart(path: Path, name: str) -> None:
+    """As above, of a file that may be too large to have in memory."""
+    with _reading(path, name), (path / name).open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        length = file.tell()
+    _require(path, name, length, checksum)
+
+
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing") from None
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} cannot be read") from None
-    if len(data) != expected.get("bytes"):
-        reason = f"{name} has {len(data):,} bytes instead of {expected.get('bytes', 0):,}"
+
+
+def _require(path: Path, name: str, length: int, checksum: str) -> None:
+    expected = _manifest(path)["files"].get(name, {})
+    if length != expected.get("bytes"):
+        reason = f"{name} has {length:,} bytes instead of {expected.get('bytes', 0):,}"
         raise CheckpointError(f"checkpoint {path} is damaged: {reason}")
-    if _checksum(data) != expected.get("sha256"):
+    if checksum != expected.get("sha256"):
         raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
-    return data
 
 
 def _checksum(data: bytes) -> str:

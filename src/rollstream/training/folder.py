@@ -19,14 +19,14 @@ import numpy as np
 
 from rollstream.algos import ALGORITHMS
 from rollstream.algos import algorithm as algorithm_of
+from rollstream.disk import write_file
 from rollstream.engine import RollstreamError
 from rollstream.files import file_and_name
+from rollstream.plain import NotPlain, packed, unpacked
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.checkpoint import write_file
 from rollstream.training.metrics import read_metrics
-from rollstream.training.plain import NotPlain, packed, unpacked
 from rollstream.training.settings import as_json, settings
 
 _FORMAT = 1

@@ -10,11 +10,19 @@ from typing import Any
 from rollstream.engine import ActorEvent, Engine
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
+from rollstream.flow.shard import files_apart
 from rollstream.rl.operators import Report
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.workers import Workers
-from rollstream.training.checkpoint import Checkpoint, latest, load_weights, remove_after, save_checkpoint
+from rollstream.training.checkpoint import (
+    Checkpoint,
+    Draft,
+    latest,
+    load_weights,
+    remove_after,
+    save_checkpoint,
+)
 from rollstream.training.curve import draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
 from rollstream.training.folder import Recipe, require_writable, write_recipe
@@ -43,6 +51,8 @@ class Loop:
         self._keep = recipe.saving["keep"]
         self._events: tuple[ActorEvent, ...] = ()
         self._told = False
+        self._draft: Draft | None = None
+        """A checkpoint that actors still write to."""
         self.rows: list[Row] = []
         """What is written of each iteration."""
         self.weights: Weights = {}
@@ -68,7 +78,7 @@ class Loop:
             interrupts = Interrupts(self._display.note)
             workers, plan = self._built(engine, scope, interrupts)
             if start is not None:
-                plan.load_state_dict(start.state["plan"])
+                plan.load_state_dict(start.state["plan"], apart=start.path)
             log = scope.enter_context(closing(self._opened(engine, done)))
             self.rows = log.rows
             scope.enter_context(interrupts)
@@ -131,6 +141,8 @@ class Loop:
         for given in plan:
             report = watch.timed(given)
             self._record(report, plan, log)
+            if self._draft is not None and self._draft.whole:
+                self._finish(plan)
             over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
             if over or interrupts.received is not None:
                 break
@@ -139,6 +151,7 @@ class Loop:
                 due = (report[STEPS] // self._every + 1) * self._every
         if report is not None:  # the loop is left, or the plan has ended by itself
             self._save(plan, workers, report, watch, log)
+            self._finish(plan)
             self._draw()
         if interrupts.received is not None and not over:
             self._say_where(done if report is None else int(report[STEPS]))
@@ -158,14 +171,33 @@ class Loop:
     ) -> None:
         if self._folder is None:
             return
+        self._finish(plan)
         log.sync()
-        state = {"plan": plan.state_dict(), "elapsed": watch.elapsed}
-        state["evaluated"] = report.get("eval/mean_reward")
-        self._tell_of_environments(state["plan"]["actors"])
         steps, weights = int(report[STEPS]), workers.learner.published()
+        about = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
         if _is_best(report):  # first: a run that goes on from this checkpoint has the best one, too
-            save_checkpoint(self._folder / "best", steps, state, weights=weights, keep=1)
-        save_checkpoint(self._folder / "checkpoints", steps, state, weights=weights, keep=self._keep)
+            save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=1)
+        with Draft(self._folder / "checkpoints", steps) as draft:
+            state = plan.state_dict(apart=draft.partial)
+            self._tell_of_environments(state["actors"])
+            draft.write({"plan": state} | about, weights, apart=files_apart(state))
+        self._draft = draft
+        if draft.whole:
+            self._finish(plan)
+
+    def _finish(self, plan: Iter[Report]) -> None:
+        """Have the checkpoint whole that was begun, or say why there is none."""
+        draft, self._draft = self._draft, None
+        if draft is None:
+            return
+        wrong = plan.saved_apart()
+        if draft.whole:
+            with draft:
+                draft.finish(self._keep)
+            return
+        draft.discard()
+        reason = wrong[0] if wrong else "an actor ended while it wrote"
+        self._display.note(f"the checkpoint at {draft.step:,} steps could not be written ({reason})")
 
     def _draw(self) -> None:
         if self._folder is not None:

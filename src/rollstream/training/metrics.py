@@ -14,10 +14,10 @@ from typing import Any, TextIO, TypeAlias
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
+from rollstream.disk import write_file, writing
 from rollstream.engine import ActorEvent
 from rollstream.flow import Statistics
 from rollstream.rl.operators import Report
-from rollstream.training.checkpoint import write_file, writing
 
 Row: TypeAlias = dict[str, float | str]
 """What is written of an iteration: the report, where the time went, and who died."""

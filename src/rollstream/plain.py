@@ -8,27 +8,49 @@ JSON holds the structure. What it does not know is marked by an object with one 
 {'weights': {'$array': 'weights'}, 'seen': {'$tuple': [1, 2.5]}}
 >>> unpacked(structure, arrays)
 {'weights': array([1., 1.]), 'seen': (1, 2.5)}
+
+Classes that consist of plain data say so: see `plain`.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias, TypeVar
 
-import jax
 import numpy as np
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.batch import Batch
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 _SAFE = 2**53
 """Whole numbers up to here are the same for everybody who reads JSON; larger ones are written as text."""
 
 
+T = TypeVar("T")
+_KINDS: dict[str, type] = {}
+
+
 class NotPlain(RollstreamError):
     """A state that holds something other than plain data."""
+
+
+def plain(kind: type[T]) -> type[T]:
+    """Declare that a dataclass, or a kind of dict, can be saved: as its fields, or its items, are.
+
+    >>> from dataclasses import dataclass
+    >>> @plain
+    ... @dataclass
+    ... class Point:
+    ...     x: float
+    ...     y: float
+    >>> unpacked(*packed([Point(1.0, 2.0)]))
+    [Point(x=1.0, y=2.0)]
+    """
+    _KINDS[kind.__name__] = kind
+    return kind
 
 
 def packed(state: Any) -> tuple[Any, Arrays]:
@@ -56,8 +78,9 @@ def unpacked(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
             return tuple(unpacked(part, arrays) for part in value)
         case "$dict":
             return {unpacked(key, arrays): unpacked(part, arrays) for key, part in value}
-        case "$batch":
-            return Batch({unpacked(key, arrays): unpacked(part, arrays) for key, part in value})
+        case "$instance" if value in _KINDS:
+            parts = unpacked(structure["parts"], arrays)
+            return _KINDS[value](**parts) if is_dataclass(_KINDS[value]) else _KINDS[value](parts)
         case "$int":
             return int(value)
         case "$float":
@@ -73,7 +96,7 @@ def _packed(value: Any, path: str, arrays: Arrays) -> Any:
         return value if -_SAFE <= value <= _SAFE else {"$int": str(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, (np.ndarray, jax.Array)):
+    if isinstance(value, np.ndarray) or _is_of_jax(value):
         return _stored("$array", np.asarray(value), path, arrays)
     if isinstance(value, np.generic):
         return _stored("$scalar", np.asarray(value), path, arrays)
@@ -82,17 +105,29 @@ def _packed(value: Any, path: str, arrays: Arrays) -> Any:
         return parts if kind is list else {"$tuple": parts}
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: _packed(part, f"{path}/{key}", arrays) for key, part in value.items()}
-    if kind is dict or kind is Batch:
+    if kind in _KINDS.values():
+        parts = (
+            {own.name: getattr(value, own.name) for own in fields(kind)}
+            if is_dataclass(kind)
+            else dict(value)
+        )
+        return {"$instance": kind.__name__, "parts": _packed(parts, path, arrays)}
+    if kind is dict:
         items = [
             [_packed(key, f"{path}/key {index}", arrays), _packed(part, f"{path}/{key}", arrays)]
             for index, (key, part) in enumerate(value.items())
         ]
-        return {"$dict" if kind is dict else "$batch": items}
+        return {"$dict": items}
     where, what = path.lstrip("/") or "the state", f"{kind.__module__}.{kind.__qualname__}"
     raise NotPlain(
         f"{where} is a {what}, which cannot be saved; "
         f"give dicts, lists, tuples, numbers, strings, None and arrays of numbers"
     )
+
+
+def _is_of_jax(value: Any) -> bool:
+    """Whether it is an array of JAX, which it is not where that was never imported."""
+    return "jax" in sys.modules and isinstance(value, sys.modules["jax"].Array)
 
 
 def _stored(mark: str, array: np.ndarray[Any, Any], path: str, arrays: Arrays) -> dict[str, Any]:

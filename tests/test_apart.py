@@ -1,0 +1,218 @@
+"""Large states are written by their owners while they go on, and are whole or not there."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from learning_runs import training
+from safetensors.numpy import load_file
+
+import rollstream as rs
+from rollstream import flow
+from rollstream.apart import Writing, read_state, summary, write_state
+from rollstream.flow import StateError
+from rollstream.flow.shard import files_apart
+from rollstream.rl.workers import Workers
+from rollstream.training.checkpoint import CheckpointError, Draft, latest, load_checkpoint, save_checkpoint
+
+STATE = {
+    "columns": {"frames": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2], "ends": np.array([True])},
+    "counts": (1, 2.5, None, "three", 2**70),
+    "none": np.zeros((0, 3), np.float32),
+    "one": np.float64(0.1),
+    "halves": np.array([0.5], np.float16),
+    "complex": np.array([1j]),
+}
+
+
+def in_a_child(work: Callable[[], None]) -> None:
+    """A writer of its own is a process: where that is this one, it has to be a copy of it, too."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    write_state(path, STATE)
+    found = read_state(path)
+    np.testing.assert_equal(found, STATE)
+    assert found["columns"]["frames"].dtype == np.uint8
+    assert set(load_file(path)) == {"columns/frames", "columns/ends", "none", "one", "halves", "complex"}
+    about = summary(path)
+    assert about is not None
+    assert about["bytes"] == path.stat().st_size
+
+
+def test_what_is_written_is_what_there_was(tmp_path: Path) -> None:
+    numbers = np.arange(1000)
+
+    def work() -> None:
+        writing = Writing(tmp_path / "state", lambda: {"numbers": numbers})
+        numbers[:] = -1
+        assert writing.wait() is None
+
+    in_a_child(work)
+    np.testing.assert_array_equal(read_state(tmp_path / "state")["numbers"], np.arange(1000))
+
+
+def test_a_writer_that_is_killed_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+
+    def work() -> None:
+        writing = Writing(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        assert writing.wait() == "the process that wrote state was ended by signal 9"
+
+    in_a_child(work)
+    assert summary(path) is None
+
+
+def test_what_went_wrong_is_told(tmp_path: Path) -> None:
+    def work() -> None:
+        assert "which cannot be saved" in (Writing(tmp_path / "state", lambda: {"a": object()}).wait() or "")
+
+    in_a_child(work)
+    assert summary(tmp_path / "state") is None
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+def drafted(folder: Path, step: int) -> Draft:
+    draft = Draft(folder, step)
+    draft.write({"step": step}, {}, apart=["big.safetensors"])
+    return draft
+
+
+def test_a_checkpoint_waits_for_what_others_write(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, 2)
+    assert not draft.whole
+    write_state(draft.partial / "big.safetensors", STATE)
+    assert draft.whole
+    path = draft.finish(keep=1)
+    assert load_checkpoint(path).state == {"step": 2}
+    np.testing.assert_equal(read_state(path / "big.safetensors"), STATE)
+
+
+def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {"step": 1})
+    drafted(tmp_path, 2)  # and then the machine stops
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.state == {"step": 1}
+    save_checkpoint(tmp_path, 3, {"step": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000001", "step_000000003"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "truncated", "missing"])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, damage: str) -> None:
+    save_checkpoint(tmp_path, 1, {"step": 1})
+    draft = drafted(tmp_path, 2)
+    write_state(draft.partial / "big.safetensors", STATE)
+    big = draft.finish(keep=3) / "big.safetensors"
+    if damage == "missing":
+        big.unlink()
+    else:
+        data = bytearray(big.read_bytes())
+        data[-1] ^= 1
+        big.write_bytes(data if damage == "changed" else data[:-1])
+    with pytest.raises(CheckpointError, match=r"big\.safetensors"):
+        load_checkpoint(big.parent)
+    with pytest.warns(UserWarning, match=r"big\.safetensors .*step_000000001 is used instead"):
+        found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+# Flows -------------------------------------------------------------------------------------------
+
+APEX: dict[str, Any] = {"environments": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,)}
+
+
+def shard_infos(workers: Workers) -> list[Any]:
+    actors = workers.engine.actors
+    return [actor.call("info").result() for name, actor in actors.items() if name.startswith("replay")]
+
+
+@pytest.mark.parametrize("engine", ["processes", "inline"])
+def test_shards_write_what_they_remember_themselves_and_go_on_from_it(tmp_path: Path, engine: str) -> None:
+    """Also on an engine whose actors do not read files."""
+    with training("apex", "processes", shards=2, **APEX) as (plan, workers):
+        reports = [next(plan) for _ in range(12)]
+        state = plan.state_dict(apart=tmp_path)
+        names = files_apart(state)
+        assert len(names) == 2
+        assert plan.saved_apart() == []
+        infos = [
+            actor.call("info").result() for name, actor in workers.engine.actors.items() if "rep" in name
+        ]
+        next(plan)
+        version = state["nodes"]  # it is plain: nothing of the shards is in it
+        assert version is not None
+    assert all(summary(tmp_path / name) is not None for name in names)
+    with training("apex", engine, shards=2, **APEX) as (plan, workers):
+        plan.load_state_dict(state, apart=tmp_path)
+        found = [
+            actor.call("info").result() for name, actor in workers.engine.actors.items() if "rep" in name
+        ]
+        assert found == infos
+        report = next(plan)
+        assert report["time/total_timesteps"] > reports[-1]["time/total_timesteps"]
+        assert report["replay/lost"] == 0
+
+
+def test_a_state_without_its_files_says_so(tmp_path: Path) -> None:
+    with training("apex", "processes", **APEX) as (plan, _):
+        next(plan)
+        state = plan.state_dict(apart=tmp_path)
+        plan.saved_apart()
+    with training("apex", "processes", **APEX) as (plan, _), pytest.raises(StateError, match="which folder"):
+        plan.load_state_dict(state)
+
+
+class Clumsy:
+    """Its writer is killed, every time."""
+
+    def sample(self) -> int:
+        return 1
+
+    def save_apart(self, path: Path) -> None:
+        self._writing = Writing(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def saved_apart(self) -> str | None:
+        return self._writing.wait()
+
+
+def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
+    with rs.engine("processes") as engine:
+        plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()
+        next(plan)
+        [one, other] = files_apart(plan.state_dict(apart=tmp_path))
+        assert plan.saved_apart() == [
+            f"the process that wrote {name} was ended by signal 9" for name in (one, other)
+        ]
+        assert next(plan) == [1, 1]
+
+
+def test_a_run_that_remembers_goes_on_from_its_files(tmp_path: Path) -> None:
+    out, settings = tmp_path / "run", {**APEX, "learning_starts": 80, "report_every": 40}
+    first = rs.train("apex", env="CartPole-v1", steps=400, workers=2, out=out, quiet=True, config=settings)
+    [newest, *_] = sorted((out / "checkpoints").iterdir(), reverse=True)
+    assert (newest / "replay.safetensors").exists()
+    assert not list((out / "checkpoints").glob("*.partial"))
+    again = rs.train("apex", steps=800, out=out, resume=True, quiet=True)
+    steps, sizes = (
+        [float(run.metrics[-1][name]) for run in (first, again)]
+        for name in ("time/total_timesteps", "replay/size")
+    )
+    assert steps[0] < 800 <= steps[1]
+    assert sizes[0] < sizes[1]
