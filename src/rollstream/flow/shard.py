@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from rollstream.apart import read_state
 from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, cannot_exit, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
@@ -258,7 +257,11 @@ def found(state: Any, folder: Path | None, here: bool) -> Any:
     if folder is None:
         raise StateError(f"this state goes with the file {state[_APART]}: say in which folder that is")
     path = folder / state[_APART]
-    return read_state(path) if here else {_APART: str(path)}
+    if not here:
+        return {_APART: str(path)}
+    from rollstream.apart import read_state  # which takes more than the standard library
+
+    return read_state(path)
 
 
 _APART: Final = "apart"
