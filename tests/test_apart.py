@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rollstream.flow import StateError
 from rollstream.flow.shard import files_apart
 from rollstream.rl.workers import Workers
 from rollstream.training.checkpoint import CheckpointError, Draft, latest, load_checkpoint, save_checkpoint
+from rollstream.training.loop import Loop
 
 STATE = {
     "columns": {"frames": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2], "ends": np.array([True])},
@@ -29,16 +32,13 @@ STATE = {
 }
 
 
-def in_a_child(work: Callable[[], None]) -> None:
-    """A writer of its own is a process: where that is this one, it has to be a copy of it, too."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
+def run(code: str, *arguments: Path) -> None:
+    """In a process of its own, which can be forked: JAX is not there."""
+    code = "import os, signal, sys; from pathlib import Path; import numpy as np\n" + textwrap.dedent(code)
+    code = "from rollstream.apart import Writing\n" + code
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -54,33 +54,57 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_what_there_was(tmp_path: Path) -> None:
-    numbers = np.arange(1000)
-
-    def work() -> None:
-        writing = Writing(tmp_path / "state", lambda: {"numbers": numbers})
+    run(
+        """
+        numbers = np.arange(1000)
+        writing = Writing(Path(sys.argv[1]), lambda: {"numbers": numbers})
         numbers[:] = -1
         assert writing.wait() is None
-
-    in_a_child(work)
+        """,
+        tmp_path / "state",
+    )
     np.testing.assert_array_equal(read_state(tmp_path / "state")["numbers"], np.arange(1000))
 
 
-def test_a_writer_that_is_killed_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
-    path = tmp_path / "state"
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process that wrote state was ended by signal 9"),
+        ("{'a': object()}", "a is a builtins.object, which cannot be saved"),
+        ("np.zeros(1 << 20)", "File too large"),
+        ("[].pop()", "pop from empty list"),
+    ],
+)
+def test_a_writer_that_fails_says_why_and_leaves_nothing_that_looks_whole(
+    tmp_path: Path, state: str, reason: str
+) -> None:
+    run(
+        f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if the disk were full
+        writing = Writing(Path(sys.argv[1]), lambda: {state})
+        told = writing.wait()
+        assert {reason!r} in told, told
+        """,
+        tmp_path / "state",
+    )
+    assert summary(tmp_path / "state") is None
 
-    def work() -> None:
-        writing = Writing(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        assert writing.wait() == "the process that wrote state was ended by signal 9"
 
-    in_a_child(work)
-    assert summary(path) is None
+def test_signals_for_the_driver_pass_the_writer_by(tmp_path: Path) -> None:
+    run(
+        """
+        writing = Writing(Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert writing.wait() is None
+        """,
+        tmp_path / "state",
+    )
+    assert summary(tmp_path / "state") is not None
 
 
-def test_what_went_wrong_is_told(tmp_path: Path) -> None:
-    def work() -> None:
-        assert "which cannot be saved" in (Writing(tmp_path / "state", lambda: {"a": object()}).wait() or "")
-
-    in_a_child(work)
+def test_nobody_writes_on_whose_owner_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError, match="whoever wanted state is gone"):
+        write_state(tmp_path / "state", STATE, needed=lambda: False)
     assert summary(tmp_path / "state") is None
 
 
@@ -101,6 +125,12 @@ def test_a_checkpoint_waits_for_what_others_write(tmp_path: Path) -> None:
     path = draft.finish(keep=1)
     assert load_checkpoint(path).state == {"step": 2}
     np.testing.assert_equal(read_state(path / "big.safetensors"), STATE)
+
+
+def test_what_is_not_whole_is_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not whole"), drafted(tmp_path, 2) as draft:
+        draft.finish(keep=1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) -> None:
@@ -207,7 +237,7 @@ def test_a_run_that_remembers_goes_on_from_its_files(tmp_path: Path) -> None:
     out, settings = tmp_path / "run", {**APEX, "learning_starts": 80, "report_every": 40}
     first = rs.train("apex", env="CartPole-v1", steps=400, workers=2, out=out, quiet=True, config=settings)
     [newest, *_] = sorted((out / "checkpoints").iterdir(), reverse=True)
-    assert (newest / "replay.safetensors").exists()
+    assert (newest / "actor-replay.safetensors").exists()
     assert not list((out / "checkpoints").glob("*.partial"))
     again = rs.train("apex", steps=800, out=out, resume=True, quiet=True)
     steps, sizes = (
@@ -216,3 +246,43 @@ def test_a_run_that_remembers_goes_on_from_its_files(tmp_path: Path) -> None:
     )
     assert steps[0] < 800 <= steps[1]
     assert sizes[0] < sizes[1]
+
+
+def test_an_error_while_others_write_does_not_cost_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the best one, which is replaced only together with it."""
+    recorded, out = Loop._record, tmp_path / "run"
+
+    def record(loop: Loop, report: Any, *more: Any) -> None:
+        recorded(loop, report, *more)
+        if loop._draft is not None:
+            raise RuntimeError("something else went wrong")
+
+    monkeypatch.setattr(Loop, "_record", record)
+    monkeypatch.setattr(Draft, "whole", property(lambda draft: draft.step > 0 and _look(draft)))
+    looks: list[int] = []
+
+    def _look(draft: Draft) -> bool:
+        looks.append(draft.step)
+        return len(looks) > 1
+
+    settings = {**APEX, "learning_starts": 80, "report_every": 40}
+    with pytest.raises(RuntimeError, match="something else"):
+        rs.train(
+            "apex",
+            env="CartPole-v1",
+            steps=400,
+            workers=2,
+            out=out,
+            quiet=True,
+            config=settings,
+            checkpoint_every=100,
+            evaluate_every=100,
+        )
+    monkeypatch.undo()
+    [name] = [path.name for path in (out / "checkpoints").iterdir()]
+    assert [path.name for path in (out / "best").iterdir()] == [name]
+    found = latest(out / "checkpoints")
+    assert found is not None
+    assert read_state(found.path / "actor-replay.safetensors")["steps"] >= 100

@@ -15,9 +15,19 @@ from little_environments import Scripted
 
 import rollstream as rs
 from rollstream.algos import dqn
-from rollstream.engine import ActorContext, Deadlock
+from rollstream.engine import ActorContext, Deadlock, Deferred
 from rollstream.flow import Context
-from rollstream.replay import Column, Field, Fifo, Queue, SampleRefused, Sequences, Table, Transitions
+from rollstream.replay import (
+    Column,
+    Field,
+    Fifo,
+    InsertRefused,
+    Queue,
+    SampleRefused,
+    Sequences,
+    Table,
+    Transitions,
+)
 from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.service import ReplayShard, ReplayShards
 from rollstream.replay.transitions import transition_buffer
@@ -448,6 +458,26 @@ def test_whether_an_insert_was_in_time_is_what_the_table_says(engine: str) -> No
         assert shards.info()[0].inserts == stored
 
 
+def test_what_was_not_stored_is_not_gone_on_from() -> None:
+    """Neither its own first observation, nor what was before it."""
+    shard = ReplayShard(lambda _: buffer_of(n_step=1, batch_size=2), context=ActorContext("replay", 0, 1))
+    shard.buffer.table.limiter = Queue(3)
+    with pytest.raises(InsertRefused):
+        shard.buffer.store(chunk([0, 1, 2, 3]))
+    assert shard.buffer.table.steps.in_use == 0
+    assert shard.store(chunk([4, 5])) == 2
+    assert isinstance(shard.store(chunk([6, 7]), "late"), Deferred)
+    assert shard.cancel("late")
+    assert not shard.cancel("late")
+    shard.sample()
+    assert shard.store(chunk([8, 9])) == 2
+    rows = shard.buffer.table.sample(2, np.random.default_rng(0)).columns
+    seen = rows["observation"][:, 0]
+    np.testing.assert_array_equal(rows["next_observation"][:, 0], seen + 1)
+    infos = shard.info()
+    assert (infos.size, infos.episodes) == (4, 2)
+
+
 def test_a_queue_counts_items_not_steps() -> None:
     """Of four steps one sequence comes; of one step two transitions of three steps may."""
     with rs.engine("inline") as engine:
@@ -483,9 +513,9 @@ def test_surprises_of_an_earlier_life_are_not_taken_for_those_of_this_one() -> N
         shard.store(chunk(np.arange(5)))
     samples = shards[0].sample()
     assert isinstance(samples, Samples)
-    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), 0)
+    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), shards[0].state_dict()["life"])
     assert shards[1].buffer.table.sampler.total == 5
-    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), 1)
+    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), shards[1].state_dict()["life"])
     assert shards[1].buffer.table.sampler.total == 250
 
 
@@ -553,12 +583,14 @@ class Laborious(Scripted):
         return super().step(action)
 
 
-@pytest.mark.parametrize("way", ["slow workers", "slow learner", "killed worker"])
-def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_dies(way: str) -> None:
+@pytest.mark.parametrize(("way", "shards"), [("slow workers", 1), ("slow learner", 2), ("killed worker", 2)])
+def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_dies(
+    way: str, shards: int
+) -> None:
     """What is reported is within what the limiter lets either side be ahead, and what is under way."""
     ratio, chunk_steps, batch = 2.0, 20, APEX["batch_size"]
     settings: dict[str, Any] = (
-        APEX | {"n_step": 1} | ({"hidden": (512, 512)} if way == "slow learner" else {})
+        APEX | {"n_step": 1, "shards": shards} | ({"hidden": (512, 512)} if way == "slow learner" else {})
     )
     environment = Laborious if way == "slow workers" else Scripted
     with training("apex", "processes", environment, **settings) as (plan, workers):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from safetensors import safe_open
@@ -28,40 +29,61 @@ _TYPES = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
 class Writing:
     """A copy of this process writes a state to a file and ends; meanwhile this one goes on.
 
-    A fork sees memory as it is now, and costs what copying the page tables does: 20 ms for 2 GB. Only for
-    processes without threads that hold locks, such as those of actors that do not use JAX.
+    A fork sees memory as it is now, and costs what copying the page tables does. Only for processes whose
+    threads hold no locks, such as those of actors that do not use JAX.
     """
 
     def __init__(self, path: Path, state: Callable[[], Any]):
         self._path = path
-        self._pid = os.fork()
+        self._pid: int | None = None
+        self._reason: str | None = None
+        reading, writing = os.pipe()
+        self._told = os.fdopen(reading, "rb")
+        owner = os.getpid()
+        try:
+            self._pid = os.fork()
+        except OSError as error:  # as when memory is short
+            self._reason = f"no process could be made to write {path.name}: {error.strerror}"
         if self._pid == 0:
-            status = 1
-            try:
-                write_state(path, state())
-                status = 0
-            except BaseException as error:
-                write_file(_beside(path, "error"), str(error).encode())
-            finally:
-                os._exit(status)
+            _write_and_end(path, state, owner, writing)
+        os.close(writing)
 
     def wait(self) -> str | None:
         """What went wrong, if anything did, once it has ended."""
+        with self._told:
+            said = self._told.read().decode()
+        if self._pid is None:
+            return self._reason
         _, status = os.waitpid(self._pid, 0)
         if status == 0:
             return None
-        try:
-            return _beside(self._path, "error").read_text()
-        except OSError:
-            return f"the process that wrote {self._path.name} was ended by signal {os.WTERMSIG(status)}"
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"itself, with {status >> 8}"
+        return said or f"the process that wrote {self._path.name} was ended by {how}"
 
 
-def write_state(path: Path, state: Any) -> None:
-    """Write a state without making a copy of it."""
+def _write_and_end(path: Path, state: Callable[[], Any], owner: int, pipe: int) -> NoReturn:
+    """In the copy: signals that are for the driver pass it by, and without its owner it is of no use."""
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        write_state(path, state(), needed=lambda: os.getppid() == owner)
+        status = 0
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        os.write(pipe, (str(error) or repr(error)).encode()[:4096])
+    finally:
+        os._exit(status)
+
+
+def write_state(path: Path, state: Any, needed: Callable[[], bool] = lambda: True) -> None:
+    """Write a state without making a copy of it, as long as it is needed."""
     structure, arrays = packed(state)
     length, checksum = 0, hashlib.sha256()
     with path.open("wb") as file:
         for piece in _pieces(structure, arrays):
+            if not needed():
+                raise InterruptedError(f"whoever wanted {path.name} is gone")
             file.write(piece)
             checksum.update(piece)
             length += len(piece)

@@ -94,7 +94,7 @@ def _nearest(option: str, known: Iterable[str]) -> str:
     name, names = _own(option), {_own(one): one for one in known}
     initials = {"".join(word[0] for word in one.split("-")): one for one in names if "-" in one}
     near = [name] if name in names else [initials[name]] if name in initials else []
-    near += difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near += difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" (did you mean {names[near[0]]}?)" if near else ""
 
 

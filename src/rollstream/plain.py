@@ -49,8 +49,12 @@ def plain(kind: type[T]) -> type[T]:
     >>> unpacked(*packed([Point(1.0, 2.0)]))
     [Point(x=1.0, y=2.0)]
     """
-    _KINDS[kind.__name__] = kind
+    _KINDS[_name(kind)] = kind
     return kind
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def packed(state: Any) -> tuple[Any, Arrays]:
@@ -78,7 +82,9 @@ def unpacked(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
             return tuple(unpacked(part, arrays) for part in value)
         case "$dict":
             return {unpacked(key, arrays): unpacked(part, arrays) for key, part in value}
-        case "$instance" if value in _KINDS:
+        case "$instance":
+            if value not in _KINDS:
+                raise NotPlain(f"a saved state has a {value} in it: import what declares it first")
             parts = unpacked(structure["parts"], arrays)
             return _KINDS[value](**parts) if is_dataclass(_KINDS[value]) else _KINDS[value](parts)
         case "$int":
@@ -111,7 +117,7 @@ def _packed(value: Any, path: str, arrays: Arrays) -> Any:
             if is_dataclass(kind)
             else dict(value)
         )
-        return {"$instance": kind.__name__, "parts": _packed(parts, path, arrays)}
+        return {"$instance": _name(kind), "parts": _packed(parts, path, arrays)}
     if kind is dict:
         items = [
             [_packed(key, f"{path}/key {index}", arrays), _packed(part, f"{path}/{key}", arrays)]

@@ -62,14 +62,14 @@ class Config(dqn.Config):
     boldness_exponent: float = 7.0
     """How much less bold the others are."""
 
-    def chunk_steps(self, workers: int) -> int:
+    def steps_at_once(self, workers: int) -> int:
         """Environment steps that come at once, from one worker."""
-        return self.environments // workers * self.rollout_length
+        return self.environments // max(1, workers) * self.rollout_length
 
     def first_chunks(self, workers: int) -> int:
         """Chunks that have as many transitions as learning starts with; the last steps only begin some."""
         steps = max(1, self.learning_starts) + self.environments * (self.n_step - 1)
-        return math.ceil(steps / self.chunk_steps(workers))
+        return math.ceil(steps / self.steps_at_once(workers))
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -77,7 +77,8 @@ def worker(config: Config, task: Task) -> WorkerSpec:
     count = max(1, task.workers)
     if not 1 <= config.shards <= count:
         raise RollstreamError(
-            f"{config.shards} shards cannot remember for {count} workers; set shards to 1 to {count}"
+            f"{config.shards} shards cannot remember for {count} workers: set shards to at least 1 and at "
+            f"most {count}"
         )
     spec = config.worker(task, vary=partial(explored, config, count))
     return replace(spec, finish=partial(with_priorities, config, task.environment.frame_stack))
@@ -126,7 +127,7 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
     rollouts, samples = flow.limit_ratio(
         ParallelRollouts(workers).gather_async(num_async=2),
         ParallelReplay(replay).gather_async(num_async=2),
-        samples_per_insert=config.samples_per_insert * config.chunk_steps(count) / config.batch_size,
+        samples_per_insert=config.samples_per_insert * config.steps_at_once(count) / config.batch_size,
         min_size=config.first_chunks(count),
     )
     stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
@@ -137,7 +138,7 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
         .for_each(UpdateTarget(workers, config.target_every))
     )
     both = flow.union_async([stored, learned])
-    return ReportMetrics(both, workers, every=max(1, config.report_every // config.chunk_steps(count)))
+    return ReportMetrics(both, workers, every=max(1, config.report_every // config.steps_at_once(count)))
 
 
 APEX = Algorithm("apex", Config, worker, dqn.learner, plan)

@@ -25,6 +25,8 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "NPROC",  # XLA's thread pool: its results depend on it for wide layers
 )
+XLA_THREADS = "2"
+"""The same everywhere; they idle unless a function is compiled to use them (see `rollstream.rl`)."""
 DRIVERS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 """What a person, or whoever runs the program, tells the driver: an actor's process is not to see it."""
 _LINES = 20
@@ -35,7 +37,7 @@ def thread_variables(threads: int | None) -> dict[str, str]:
     """The environment that makes numeric libraries use so many threads; by default one, or what is set."""
     if threads is not None:
         return dict.fromkeys(_THREADS, str(threads))
-    return {variable: os.environ.get(variable, "1") for variable in _THREADS}
+    return {name: os.environ.get(name, XLA_THREADS if name == "NPROC" else "1") for name in _THREADS}
 
 
 _PROCESSES: weakref.WeakSet[Process] = weakref.WeakSet()

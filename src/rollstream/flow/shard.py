@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
 from rollstream.engine import Deferred, EngineError
 from rollstream.engine.actor import Cell, cannot_exit, wants_context
@@ -233,7 +234,7 @@ def load_shard_state(cell: Cell, key: str, state: Mapping[str, Any]) -> None:
 def actor_state(cell: Cell, apart: Path | None) -> Any:
     """The state of an actor that offers one; or which file in a folder it is going to be in."""
     if apart is not None and hasattr(cell.instance, "save_apart"):
-        name = f"{cell.context.name}.safetensors"
+        name = f"actor-{quote(cell.context.name, safe='[]')}.safetensors"
         cell.instance.save_apart(apart / name)
         return {_APART: name}
     return cell.instance.state_dict() if hasattr(cell.instance, "state_dict") else None
@@ -264,7 +265,7 @@ def found(state: Any, folder: Path | None, here: bool) -> Any:
     return read_state(path)
 
 
-_APART: Final = "apart"
+_APART: Final = "$apart"
 
 
 def load_actor_state(cell: Cell, state: Any) -> None:

@@ -79,7 +79,7 @@ class Buffer:
     def store(self, chunk: Chunk) -> int:
         """Remember it; how many items came of it."""
         if chunk.begins:
-            self._writer.forget(chunk.streams)
+            self.forget(chunk)
         keys = self._writer.write(
             chunk.columns,
             chunk.last,
@@ -90,6 +90,10 @@ class Buffer:
         )
         self.steps = max(self.steps, chunk.steps)
         return len(keys)
+
+    def forget(self, chunk: Chunk) -> None:
+        """The streams of a chunk do not go on from where they were."""
+        self._writer.forget(chunk.streams)
 
     def sample(self) -> Samples | None:
         """Items drawn at random; `None` while there may be none."""

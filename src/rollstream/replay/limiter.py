@@ -62,8 +62,11 @@ class RateLimiter:
         return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff
 
     def __repr__(self) -> str:
+        least = f"at least {self.min_size} item{'s' * (self.min_size > 1)}"
+        if self.min_diff == -math.inf and self.max_diff == math.inf:
+            return f"RateLimiter({least})"
         return (
-            f"RateLimiter({self.samples_per_insert:g} samples an insert, at least {self.min_size} items, "
+            f"RateLimiter({self.samples_per_insert:g} samples an insert, {least}, "
             f"inserts * {self.samples_per_insert:g} - samples within {self.min_diff:g} to {self.max_diff:g})"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from rollstream.apart import Writing, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.replay.buffer import Buffer, Chunk, Samples
-from rollstream.replay.errors import InsertRefused
+from rollstream.replay.errors import InsertRefused, ReplayError
 from rollstream.replay.table import TableInfo
 
 
@@ -32,10 +33,13 @@ class ReplayShard:
 
     def __init__(self, make: Callable[[int], Buffer], *, context: ActorContext):
         self.buffer = make(context.index)
-        self._restarts = context.restarts
+        self._again = context.restarts > 0
+        self._life = secrets.randbits(48)
+        """Tells what was sampled here from what was before a restart; saved with what is remembered."""
         self._writing: Writing | None = None
         self._waiting: deque[tuple[str, Deferred[Samples]]] = deque()
-        self._blocked: deque[tuple[str, Deferred[int], Chunk]] = deque()
+        self._blocked: deque[tuple[str, Deferred[int] | None, Chunk]] = deque()
+        """What waits to be stored, in order; nobody waits for one that was given up."""
 
     def store(self, chunk: Chunk, ticket: str = "") -> int | Deferred[int]:
         """Remember it; how many items came of it. The reply waits while the limiter allows no insert."""
@@ -62,8 +66,8 @@ class ReplayShard:
         if context is not None:
             table = self.buffer.table
             counts = {"inserts": table.limiter.inserts, "samples": table.limiter.samples}
-            context.note(restarts=self._restarts, size=table.size, **counts)
-            if self._restarts and not table.size:
+            context.note(life=self._life, size=table.size, **counts)
+            if self._again and not table.size:
                 return None
         samples = None if self._waiting else self.buffer.sample()
         if samples is None:
@@ -81,30 +85,43 @@ class ReplayShard:
             if self._waiting and (samples := self.buffer.sample()) is not None:
                 self._waiting.popleft()[1].resolve(samples)
                 moved = True
-            if self._blocked and (stored := self._stored(self._blocked[0][2])) is not None:
-                self._blocked.popleft()[1].resolve(stored)
-                moved = True
+            if self._blocked:
+                _, late, chunk = self._blocked[0]
+                if late is None:  # what comes next does not go on from what was before it
+                    self.buffer.forget(chunk)
+                    self._blocked.popleft()
+                    moved = True
+                elif (stored := self._stored(chunk)) is not None:
+                    self._blocked.popleft()
+                    late.resolve(stored)
+                    moved = True
 
     def cancel(self, ticket: str) -> bool:
         """Whoever waits with this ticket does not any more; whether somebody did."""
-        before = len(self._waiting) + len(self._blocked)
+        waited = any(own[0] == ticket for own in (*self._waiting, *self._blocked))
         self._waiting = deque(own for own in self._waiting if own[0] != ticket)
-        self._blocked = deque(own for own in self._blocked if own[0] != ticket)
+        self._blocked = deque((own[0], None, own[2]) if own[0] == ticket else own for own in self._blocked)
         self._answer()  # whoever was behind it
-        return len(self._waiting) + len(self._blocked) < before
+        return waited
 
-    def update(self, keys: Any, priorities: Any, restarts: float | None = None) -> None:
-        """How surprising items were; those of an earlier life, after fewer restarts, are not known here."""
-        if restarts is None or restarts == self._restarts:
+    def update(self, keys: Any, priorities: Any, life: float | None = None) -> None:
+        """How surprising items were; those of an earlier life, before a restart, are not known here."""
+        if life is None or life == self._life:
             self.buffer.update(keys, priorities)
 
     def info(self) -> TableInfo:
         """How the table stands."""
         return self.buffer.info()
 
+    def why(self) -> str:
+        """What decides whether it takes or gives, in words."""
+        table = self.buffer.table
+        return f"{table.size} items, {table.limiter.counts()}, by {table.limiter!r}"
+
     def save_apart(self, path: Path) -> None:
         """Begin to write all that is remembered to a file; nobody waits for that."""
-        self._writing = Writing(path, lambda: self.buffer.state_dict(copy=False))
+        self.saved_apart()
+        self._writing = Writing(path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)})
 
     def saved_apart(self) -> str | None:
         """Wait until it is written; what went wrong, if anything did."""
@@ -113,14 +130,15 @@ class ReplayShard:
 
     def load_apart(self, path: Path) -> None:
         """Go on from a file."""
-        self.buffer.load_state_dict(read_state(path))
+        self.load_state_dict(read_state(path))
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered."""
-        return self.buffer.state_dict()
+        return {"life": self._life, **self.buffer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
+        self._life = state["life"]
         self.buffer.load_state_dict(state)
 
 
@@ -159,6 +177,8 @@ class ReplayShards:
 
     def sample(self, shard: int = 0, timeout: float | None = None) -> Samples:
         """Items drawn at random as soon as the limiter allows it; `TimeoutError` if that takes too long."""
+        if not 0 <= shard < len(self.actors):
+            raise ReplayError(f"there is no shard {shard}: they are 0 to {len(self.actors) - 1}")
         return self._awaited(self.actors[shard], "sample", timeout, None)
 
     def _awaited(self, actor: Actor[Any], method: str, timeout: float | None, first: Any) -> Any:
@@ -167,9 +187,12 @@ class ReplayShards:
         try:
             return reply.result(timeout)
         except TimeoutError:
-            if actor.call("cancel", ticket).result():
-                raise
-            return reply.result()  # it came at the last moment
+            if not actor.call("cancel", ticket).result():
+                return reply.result()  # it came at the last moment
+            why = actor.call("why").result()
+            raise TimeoutError(
+                f"{actor.name} could not {method} within {timeout:g} s: it has {why}"
+            ) from None
         except Deadlock:
             actor.send("cancel", ticket)
             raise

@@ -327,6 +327,8 @@ class Table:
         """
         slots, there = self._known(keys)
         priorities = np.asarray(priorities, np.float64)
+        if priorities.shape != there.shape:
+            raise ReplayError(f"there are {len(there)} keys, and priorities {list(priorities.shape)}")
         self.largest_priority = max(self.largest_priority, _largest(priorities))
         if len(slots) < len(there):
             self.stale_updates += len(there) - len(slots)

@@ -142,14 +142,19 @@ class Writer:
         self._check(values, after, (length, width), chosen, real)
         if length == 0:
             return np.empty(0, np.int64)
-        self._begin_unknown(chosen, values, width)
+        begun = self._begin_unknown(chosen, values, width)
         history = self._history[:, chosen]
         layout = layout_of(self.table.steps.stamp[history[-1]], ended, real, final, self._episodes)
         windows = self.cut.windows((layout.stamps[:-1] & AGE) + 1, real, layout.ended)
         places = windows.times * width + windows.streams
         if priorities is not None:
             priorities = np.broadcast_to(priorities, (length, width)).ravel()[places]
-        self.table.require_insert(len(places), priorities)
+        try:
+            self.table.require_insert(len(places), priorities)
+        except ReplayError:
+            self._forget(begun)
+            self._episodes -= len(begun)
+            raise
         self._episodes += layout.episodes
         rows, ends = self._append(layout, history[-1], values, after, final, real)
         known = np.concatenate([history, rows])
@@ -179,12 +184,15 @@ class Writer:
                 f"streams" + ("" if real is None else f", and real is {list(real.shape)}")
             )
 
-    def _begin_unknown(self, chosen: Array | slice, values: dict[str, Array], width: int) -> None:
+    def _begin_unknown(self, chosen: Array | slice, values: dict[str, Array], width: int) -> Array:
+        """Begin an episode in those streams that have none; which they are."""
         self._know(width if isinstance(chosen, slice) else int(chosen.max(initial=-1)) + 1)
-        if not self._held[chosen].all():
-            numbers = np.arange(width) if isinstance(chosen, slice) else chosen
-            unknown = np.flatnonzero(self._held[numbers] == 0)
-            self._begin(numbers[unknown], {name: values[name][0, unknown] for name in self._observations})
+        if self._held[chosen].all():
+            return _NONE
+        numbers = np.arange(width) if isinstance(chosen, slice) else chosen
+        unknown = np.flatnonzero(self._held[numbers] == 0)
+        self._begin(numbers[unknown], {name: values[name][0, unknown] for name in self._observations})
+        return numbers[unknown]
 
     def _append(
         self,
@@ -266,6 +274,9 @@ class Writer:
         """Go on from there, with a table loaded from what was saved at the same moment."""
         self._history, self._held = np.array(state["history"]), np.array(state["held"])
         self._episodes = int(state["episodes"])
+
+
+_NONE = np.empty(0, np.int64)
 
 
 def _arrays(columns: Mapping[str, Any]) -> dict[str, Array]:

@@ -8,7 +8,9 @@ that asks: for an action, handing it to another takes as long again as computing
 
 import os
 
-os.environ.setdefault("NPROC", "2")  # read once, when JAX starts
+from rollstream.engine.launch import XLA_THREADS
+
+os.environ.setdefault("NPROC", XLA_THREADS)  # read once, when JAX starts
 
 import jax
 

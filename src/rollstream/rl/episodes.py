@@ -46,7 +46,7 @@ class Episodes:
                 rows = np.flatnonzero(ended[:, index])
                 column[:, rows, index] = np.diff(sums[:, rows, index], prepend=0)
                 sums[:, -1, index] -= sums[:, rows[-1], index]
-        self._sums = sums[:, -1]
+        self._sums = sums[:, -1].copy()
         columns = {"episode_return": column[0], "episode_length": column[1]}
         if self._discount is not None:
             counted = reward if learned is None else learned

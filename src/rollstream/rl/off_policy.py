@@ -68,15 +68,14 @@ class OffPolicyConfig:
                 f"hold, so nothing would be learned; set buffer_size to {self.learning_starts} or more"
             )
 
-    @property
-    def round_steps(self) -> int:
-        """Environment steps in a round."""
+    def steps_at_once(self, workers: int) -> int:  # noqa: ARG002
+        """Environment steps that are learned from at once, with so many workers: those of a round."""
         return self.environments * self.rollout_length
 
     @property
     def rounds_reported(self) -> int:
         """Rounds in a report."""
-        return max(1, self.report_every // self.round_steps)
+        return max(1, self.report_every // (self.environments * self.rollout_length))
 
     def settings(self, progress: float) -> dict[str, float]:  # noqa: ARG002
         """What changes in the course of the training."""
@@ -88,6 +87,11 @@ class OffPolicyConfig:
 
     def worker(self, task: Task, **more: Any) -> WorkerSpec:
         """What a worker is made from."""
+        if self.learning_starts >= task.steps:
+            raise RollstreamError(
+                f"learning_starts={self.learning_starts} is not before the end, after {task.steps} steps, so "
+                f"nothing would be learned; set it lower, or train for longer"
+            )
         return WorkerSpec(
             environment=task.environment,
             environments=task.share(self.environments),

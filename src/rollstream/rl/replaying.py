@@ -126,50 +126,50 @@ class UpdatePriorities:
 
     def __init__(self, buffer: Buffer | ReplayShards):
         self.buffer = buffer
+        self._first: dict[str, float] = {}
+        """Of each shard: what it had been given before its first sample."""
         self._shards: dict[str, list[float]] = {}
-        """Of each: how often it was restarted, its size, and what it has inserted and given since."""
+        """Of each: which of its lives it is in, its size, what it was given since then and has given."""
         self._past = [0.0, 0.0, 0.0]
-        """What was lost with those that died, and what they had inserted and given."""
-        self._first: float | None = None
-        """Transitions inserted before the first sample."""
+        """What was lost with shards that died, and what those had been given and had given."""
 
     def __call__(self, report: Report, context: Context) -> Report:
         """The report, and of shards how much they remember, have lost, and give for what they are given."""
-        if "surprise" not in report:  # all are alike
-            return report
-        keys, surprise = report.pop("surprise")
-        surprise = surprise + LEAST
+        if "surprise" in report:  # else all are alike
+            keys, surprise = report.pop("surprise")
+            self._update(keys, surprise + LEAST, context)
+        return report if isinstance(self.buffer, Buffer) else report | self._about(context)
+
+    def _update(self, keys: Any, surprise: Any, context: Context) -> None:
         if isinstance(self.buffer, Buffer):
             self.buffer.update(keys, surprise)
-            return report
-        restarts = context.provenance.total("restarts")
+            return
+        life = context.provenance.total("life")
         for actor in context.actors:
-            actor.send("update", keys, surprise, restarts)
-        return report | self._about(context)
+            actor.send("update", keys, surprise, life)
 
     def _about(self, context: Context) -> Report:
         shard, total = next(iter(context.provenance.sources)), context.provenance.total
-        now = [total(name) for name in ("restarts", "size", "inserts", "samples")]
-        before = self._shards.get(shard, now)
-        if now[0] > before[0]:
+        life, size, inserts, samples = (total(own) for own in ("life", "size", "inserts", "samples"))
+        before = self._shards.get(shard)
+        if before is not None and life != before[0]:
             self._past = [had + more for had, more in zip(self._past, before[1:], strict=True)]
-        self._shards[shard] = now
-        lost, *past = self._past
-        size, *since = (sum(counts) for counts in list(zip(*self._shards.values(), strict=True))[1:])
-        inserts, samples = (own + gone for own, gone in zip(since, past, strict=True))
-        self._first = first = inserts if self._first is None else self._first
-        warm = inserts - first
-        about = {"replay/size": size, "replay/lost": lost}
-        return about | ({"replay/samples_per_insert": samples / warm} if warm > 0 else {})
+            self._first[shard] = 0.0  # samples go on as before
+        first = self._first.setdefault(shard, inserts)
+        self._shards[shard] = [life, size, inserts - first, samples]
+        _, size, given, taken = (sum(counts) for counts in zip(*self._shards.values(), strict=True))
+        given, taken = given + self._past[1], taken + self._past[2]
+        about = {"replay/size": size, "replay/lost": self._past[0]}
+        return about | ({"replay/samples_per_insert": taken / given} if given > 0 else {})
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of shards; their content is theirs."""
-        return {"shards": dict(self._shards), "past": self._past, "first": self._first}
+        return {"first": self._first, "shards": self._shards, "past": self._past}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. A shard that goes on, too, was not restarted, however often it had been."""
-        self._shards = {name: [0.0, *counts[1:]] for name, counts in state["shards"].items()}
-        self._past, self._first = list(state["past"]), state["first"]
+        """Go on from there."""
+        self._shards = {name: list(counts) for name, counts in state["shards"].items()}
+        self._first, self._past = dict(state["first"]), list(state["past"])
 
 
 class UpdateTarget:

@@ -28,7 +28,7 @@ from rollstream.disk import PARTIAL, synced, writing, written
 from rollstream.engine import RollstreamError
 from rollstream.plain import packed, unpacked
 
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"step_(\d+)(\.old)?")
 _OLD = ".old"
 _FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
@@ -97,6 +97,8 @@ class Draft:
 
     def finish(self, keep: int) -> Path:
         """Give it its name, in place of one there may be, and remove all but the newest `keep`."""
+        if not self.whole:
+            raise CheckpointError(f"checkpoint {self._path} is not whole: others still write to it")
         path, old = self._path, self._path.with_name(self._path.name + _OLD)
         self._about["files"] |= {own.name: summary(own) for own in self._apart}
         with writing(self._path):

@@ -97,8 +97,9 @@ def _line(course: Course, now: float) -> str:
         parts.append(f"length {course.report['rollout/ep_len_mean']:,.1f}")
     if "eval/mean_reward" in course.report:
         parts.append(f"evaluation {course.report['eval/mean_reward']:,.1f}")
-    if "train/loss" in course.report:
-        parts.append(f"loss {course.report['train/loss']:.3g}")
+    for name in ("loss", "actor_loss", "critic_loss"):
+        if f"train/{name}" in course.report:
+            parts.append(f"{name.replace('_', ' ')} {course.report[f'train/{name}']:.3g}")
     if course.rate is not None:
         parts.append(f"{course.rate:,.0f} steps/s")
         if course.part < 1:

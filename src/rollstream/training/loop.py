@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rollstream.rl.spaces import SpaceError
 from rollstream.rl.workers import Workers
 from rollstream.training.checkpoint import (
     Checkpoint,
+    CheckpointError,
     Draft,
     latest,
     load_weights,
@@ -53,6 +54,8 @@ class Loop:
         self._told = False
         self._draft: Draft | None = None
         """A checkpoint that actors still write to."""
+        self._best: tuple[int, dict[str, Any], Weights] | None = None
+        """Steps, what is known of them and weights, if they are the best: to be kept with that checkpoint."""
         self.rows: list[Row] = []
         """What is written of each iteration."""
         self.weights: Weights = {}
@@ -138,20 +141,26 @@ class Loop:
         done, elapsed = (0, 0.0) if start is None else (start.step, start.state["elapsed"])
         due = (done // self._every + 1) * self._every
         watch, report, over = Stopwatch(done, elapsed), None, False
-        for given in plan:
-            report = watch.timed(given)
-            self._record(report, plan, log)
-            if self._draft is not None and self._draft.whole:
+        try:
+            for given in plan:
+                report = watch.timed(given)
+                self._record(report, plan, log)
+                if self._draft is not None and self._draft.whole:
+                    self._finish(plan)
+                over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
+                if over or interrupts.received is not None:
+                    break
+                if _is_best(report) or (report[STEPS] >= due and self._draft is None):
+                    self._save(plan, workers, report, watch, log)
+                    due = (report[STEPS] // self._every + 1) * self._every
+        except Exception:
+            with suppress(Exception):  # the checkpoint before is worth the wait, and the error more
                 self._finish(plan)
-            over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
-            if over or interrupts.received is not None:
-                break
-            if _is_best(report) or report[STEPS] >= due:
-                self._save(plan, workers, report, watch, log)
-                due = (report[STEPS] // self._every + 1) * self._every
+            raise
         if report is not None:  # the loop is left, or the plan has ended by itself
             self._save(plan, workers, report, watch, log)
-            self._finish(plan)
+            if (wrong := self._finish(plan)) is not None:
+                raise CheckpointError(wrong)
             self._draw()
         if interrupts.received is not None and not over:
             self._say_where(done if report is None else int(report[STEPS]))
@@ -175,29 +184,32 @@ class Loop:
         log.sync()
         steps, weights = int(report[STEPS]), workers.learner.published()
         about = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
-        if _is_best(report):  # first: a run that goes on from this checkpoint has the best one, too
-            save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=1)
         with Draft(self._folder / "checkpoints", steps) as draft:
             state = plan.state_dict(apart=draft.partial)
             self._tell_of_environments(state["actors"])
             draft.write({"plan": state} | about, weights, apart=files_apart(state))
-        self._draft = draft
+        self._draft, self._best = draft, (steps, about, weights) if _is_best(report) else None
         if draft.whole:
             self._finish(plan)
 
-    def _finish(self, plan: Iter[Report]) -> None:
-        """Have the checkpoint whole that was begun, or say why there is none."""
+    def _finish(self, plan: Iter[Report]) -> str | None:
+        """Have the checkpoint whole that was begun; why there is none, if something is wrong."""
         draft, self._draft = self._draft, None
-        if draft is None:
-            return
-        wrong = plan.saved_apart()
-        if draft.whole:
-            with draft:
+        if draft is None or self._folder is None:
+            return None
+        with draft:
+            problems = plan.saved_apart()
+            if self._best is not None:  # first: a run that goes on from the other has the best one, too
+                steps, about, weights = self._best
+                save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=1)
+            if draft.whole:
                 draft.finish(self._keep)
-            return
+                return None
         draft.discard()
-        reason = wrong[0] if wrong else "an actor ended while it wrote"
-        self._display.note(f"the checkpoint at {draft.step:,} steps could not be written ({reason})")
+        reason = problems[0] if problems else "an actor ended while it wrote"
+        wrong = f"the checkpoint at {draft.step:,} steps could not be written: {reason}"
+        self._display.note(wrong)
+        return wrong
 
     def _draw(self) -> None:
         if self._folder is not None:
@@ -223,7 +235,8 @@ class Loop:
 
     def _about(self, done: int) -> RunAbout:
         task, config = self._recipe.task, self._recipe.config
-        batch = getattr(config, "round_steps", None) or getattr(config, "batch_size", 1)
+        at_once = getattr(config, "steps_at_once", None)
+        batch = at_once(task.workers) if at_once is not None else getattr(config, "batch_size", 1)
         return RunAbout(
             algorithm=self._recipe.algorithm.name,
             environment=task.environment.name,
