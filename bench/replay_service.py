@@ -1,9 +1,9 @@
 """Replay as a service, across processes: how much it takes in and gives out, and what a checkpoint costs.
 
 - `writers`: 1, 2 and 4 actors send chunks of 84 x 84 frames, 50 at a time, to one shard that keeps the newest
-  20,000; and whoever samples gets batches of 256 of them, stacks of 4 with the next. Each figure stands beside
+  20,000; and whoever samples gets batches of 256 of them, stacks of 4 with the next. Each figure is beside
   how fast one core copies memory here: a frame is copied into shared memory, and from there into the table.
-- `checkpoint`: a shard with a table of 2 GB is sampled without a pause while it is told to write a checkpoint.
+- `checkpoint`: a shard with a table of 2 GB is sampled without a pause while it has to write a checkpoint.
   The longest pause between two samples is to be at most 100 ms; it is shown beside the longest without one.
 
     python bench/replay_service.py

@@ -423,9 +423,7 @@ class Table:
     ) -> tuple[Slots, Array, Array, Array, Slots]:
         """Draw until an item has to go, and go on without it."""
         saved: Any = None
-        if (
-            self.size - count < self.limiter.min_size
-        ):  # it may come out only on the way that these are too many
+        if self.size - count < self.limiter.min_size:  # it may turn out on the way that these are too many
             state = generator.bit_generator.state
             saved = (self.sampler.state_dict(), self._times.copy(), self.unique_samples, state)
         uniforms = generator.random(count)

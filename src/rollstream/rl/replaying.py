@@ -98,7 +98,8 @@ def ParallelReplay(shards: ReplayShards) -> ParIter[Samples | None]:  # noqa: N8
 class WeighShards:
     """Makes likelihoods comparable between shards: relative to the least likely of the newest from each.
 
-    Every shard is asked alike, so an item's probability is that within its shard, divided by their number.
+    Shards are asked alike, so an item's probability is that within its shard, divided by their number; as far
+    as one answers faster than others, its items come up more often than that.
     """
 
     def __init__(self) -> None:

@@ -196,10 +196,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         known, form, _ = manifest["files"], manifest["format"], manifest["step"]
-        assert all("sha256" in one for one in known.values())
+        if not all("sha256" in one for one in known.values()):
+            raise KeyError("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json cannot be read") from None
     if form != _FORMAT:
         raise CheckpointError(f"checkpoint {path} has format {form}, not {_FORMAT}")
