@@ -11,8 +11,9 @@ algorithms", in two ways; so do we:
 
 One more column has everything the plan uses, also what all algorithms share: operators, the worker's methods
 that they call, sending weights. Empty lines never count. Comments and docstrings count as in the paper; the
-figures in parentheses are without them. Settings, losses and optimizers do not count, as in the paper; nor do
-flows and engines, which are its iterator library and Ray.
+figures in parentheses are without them. What Ape-X has beyond the paper's is mostly in what operators save,
+and in telling what was lost with a shard and how often things were learned from. Settings, losses and
+optimizers do not count, as in the paper; nor do flows and engines, which are its iterator library and Ray.
 """
 
 from __future__ import annotations
@@ -29,21 +30,30 @@ from typing import Any
 
 import support
 
-from rollstream.rl import operators
+from rollstream.replay.service import ReplayShard
+from rollstream.rl import operators, replaying
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.workers import Workers
 
-PAPER = {"a3c": (87, 9, 52), "a2c": (154, 25, 50), "ppo": (386, 79, 225)}
+PAPER = {
+    "a3c": (87, 9, 52),
+    "a2c": (154, 25, 50),
+    "ppo": (386, 79, 225),
+    "dqn": (239, 87, 139),
+    "apex": (250, 126, 216),
+}
 """Table 1: the original, RLlib Flow minimal, and conservative."""
 REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.ParallelRollouts: (RolloutWorker.sample,),
     operators.ComputeGradients: (RolloutWorker.compute_gradients,),
     operators.TrainOneStep: (Workers.publish, RolloutWorker.set_weights),
     operators.ApplyGradients: (Workers.publish, RolloutWorker.set_weights),
+    operators.UpdateWeights: (Workers.publish, RolloutWorker.set_weights),
+    replaying.ParallelReplay: (ReplayShard.sample, ReplayShard.store, ReplayShard.update),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
 
-ON_WORKERS = ("worker", "_gradients")
+ON_WORKERS = ("worker", "_gradients", "explored", "with_priorities", "surprises")
 """Functions of an algorithm's own file that give workers more to do than to sample."""
 
 
@@ -94,13 +104,14 @@ def _docstring(node: ast.AST) -> Iterator[int]:
 
 
 def used(thing: Any) -> set[Any]:
-    """The functions and classes of `rl.operators` that some code uses, and what those use on workers."""
+    """The operators that some code uses, and what those use on workers."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     found: set[Any] = set()
     for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-        other = getattr(operators, name, None)
-        if other is not thing and getattr(other, "__module__", None) == operators.__name__:
-            found |= {other, *REMOTE.get(other, ()), *used(other)}
+        for module in (operators, replaying):
+            other = getattr(module, name, None)
+            if other is not thing and getattr(other, "__module__", None) == module.__name__:
+                found |= {other, *REMOTE.get(other, ()), *used(other)}
     return found
 
 
