@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import rollstream as rs
 from rollstream.rl.environments import Environment
 from rollstream.rl.vector import NativeVector
-from rollstream.training import loop
+from rollstream.training.checkpoint import Draft
 from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
 from rollstream.training.progress import Silent
 from rollstream.training.run import Run
@@ -162,20 +162,21 @@ def names(folder: Path) -> list[str]:
 def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:
-    save = loop.save_checkpoint
+    finish = Draft.finish
     saved: list[int] = []
 
-    def crash(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
-        saved.append(step)
+    def crash(draft: Draft, keep: int) -> Path:
+        saved.append(draft.step)
         if saved.count(128) == 2:
             raise SystemExit
-        return save(folder, step, *rest, **more)
+        return finish(draft, keep)
 
-    monkeypatch.setattr(loop, "save_checkpoint", crash)
+    monkeypatch.setattr(Draft, "finish", crash)
     begun: Any = {"env": "CartPole-v1", "steps": 128, "evaluate_every": 64, "evaluate_episodes": 1}
     with pytest.raises(SystemExit):
         train(**begun)
-    monkeypatch.setattr(loop, "save_checkpoint", save)
+    assert names(tmp_path / "run" / "checkpoints") == ["step_000000064"]
+    monkeypatch.setattr(Draft, "finish", finish)
     train(resume=True)
     assert names(tmp_path / "run" / "best") == ["step_000000128"]
 

@@ -400,7 +400,7 @@ def test_an_action_space_that_does_not_fit_is_named(name: str, environment: Any,
         rs.engine("inline") as engine,
         pytest.raises(SpaceError, match=rf"^{name} acts in spaces of kind {kinds}[^\n]*$"),
     ):
-        algorithm.workers(engine, algorithm.config(), Task(Environment(environment), 10))
+        algorithm.workers(engine, algorithm.config(), Task(Environment(environment), 10_000))
 
 
 @pytest.mark.parametrize("name", HOMES)
@@ -412,17 +412,17 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
 
 def test_environments_and_shards_are_shared_out() -> None:
     apex = ALGORITHMS["apex"]
-    task = Task(Environment("CartPole-v1"), 10, workers=3)
+    task = Task(Environment("CartPole-v1"), 10_000, workers=3)
     with pytest.raises(rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 work"):
         apex.worker(apex.config(), task)
-    with pytest.raises(rs.RollstreamError, match="4 shards cannot remember for 3 workers; set shards to"):
+    with pytest.raises(rs.RollstreamError, match="4 shards cannot remember for 3 workers: set shards to"):
         apex.worker(apex.config(environments=6, shards=4), task)
     assert apex.worker(apex.config(environments=6, shards=3), task).environments == 2
 
 
 def test_every_environment_of_apex_is_bold_in_its_own_way() -> None:
     apex = ALGORITHMS["apex"]
-    spec = apex.worker(apex.config(environments=4), Task(Environment("CartPole-v1"), 10, workers=2))
+    spec = apex.worker(apex.config(environments=4), Task(Environment("CartPole-v1"), 10_000, workers=2))
     assert spec.vary is not None
     late, early = ({"epsilon": np.float32(own)} for own in (0.0, 1.0))
     found = np.concatenate([spec.vary(late, index)["epsilon"][:, 0] for index in (0, 1)])
