@@ -34,7 +34,10 @@ _LINE = 1000
 
 
 def thread_variables(threads: int | None) -> dict[str, str]:
-    """The environment that makes numeric libraries use so many threads; by default one, or what is set."""
+    """The environment that makes numeric libraries use so many threads; by default what is set, or one.
+
+    For XLA that is `XLA_THREADS`.
+    """
     if threads is not None:
         return dict.fromkeys(_THREADS, str(threads))
     return {name: os.environ.get(name, XLA_THREADS if name == "NPROC" else "1") for name in _THREADS}

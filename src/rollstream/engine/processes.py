@@ -75,7 +75,7 @@ class ProcessesEngine(Hub):
         pool_bytes: shared memory that each process sends from. More is taken, counted and warned of, if the
             flow itself holds on to what was sent.
         threads: threads that numeric libraries (BLAS, OpenMP, XLA) may use in each actor. Left out, it is
-            one, unless the environment says otherwise.
+            one, and for XLA two, unless the environment says otherwise.
         on_event: called with an `ActorEvent` when an actor dies, in whichever thread notices; it must not
             wait for actors.
     """

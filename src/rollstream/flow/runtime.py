@@ -185,9 +185,9 @@ class Flow:
             )
             for gather in self._gathers()
         }
-        if self.engine is not None and not self.engine.local_processes:
-            apart = None
-        actors = self._ask_all(self.directory.values(), shard.actor_state, apart)
+        here = self.engine is not None and self.engine.local_processes
+        folder = apart.absolute() if apart is not None and here else None  # actors may work elsewhere
+        actors = self._ask_all(self.directory.values(), shard.actor_state, folder)
         states = {name: own for name, own in zip(self.directory, actors, strict=True) if own is not None}
         operators = self._operators()
         whole = {

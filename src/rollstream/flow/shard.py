@@ -259,7 +259,7 @@ def found(state: Any, folder: Path | None, here: bool) -> Any:
         raise StateError(f"this state goes with the file {state[_APART]}: say in which folder that is")
     path = folder / state[_APART]
     if not here:
-        return {_APART: str(path)}
+        return {_APART: str(path.absolute())}
     from rollstream.apart import read_state  # which takes more than the standard library
 
     return read_state(path)
