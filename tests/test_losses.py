@@ -321,6 +321,19 @@ def test_minibatches_see_the_rows_of_the_order_one_after_the_other() -> None:
     assert float(metrics["none"]) == 0
 
 
+def test_the_first_minibatch_that_comes_to_no_number_is_the_one_that_is_told_of() -> None:
+    def step(carry: Any, own: Any) -> Any:
+        loss = jnp.sum(own["a"] / own["b"])
+        return carry + loss, {"loss": loss, "size": carry + jnp.sum(own["b"])}
+
+    rows = {"a": jnp.arange(4.0), "b": jnp.array([1.0, 1.0, 0.0, 1.0])}
+    order = np.array([[0, 1], [2, 3], [1, 3]])
+    carry, metrics = in_minibatches(step, jnp.float32(0), rows, order)
+    assert np.isinf(carry)
+    assert np.isinf(metrics["loss"])
+    assert float(metrics["size"]) == 2, "which is no number only in the minibatch after"
+
+
 def test_what_is_random_in_updates_depends_on_seed_and_version_alone() -> None:
     _, policy, _, batch = example(ppo, "discrete")
 

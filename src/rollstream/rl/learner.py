@@ -198,10 +198,15 @@ def shuffled(random: np.random.Generator, count: int, *, epochs: int, size: int)
 def in_minibatches(
     step: Callable[[Any, Any], tuple[Any, Metrics]], carry: Any, rows: Any, order: Array
 ) -> tuple[Any, Metrics]:
-    """Go through rows `[N, ...]` in the order of `shuffled`: the mean of all metrics."""
+    """Go through rows `[N, ...]` in the order of `shuffled`: the mean of all metrics.
+
+    If some come to no number, those of the first minibatch where that is so: after it all are none.
+    """
 
     def one(carry: Any, chosen: Array) -> tuple[Any, Metrics]:
         return step(carry, jax.tree.map(lambda column: column[chosen], rows))
 
     carry, metrics = jax.lax.scan(one, carry, order)
-    return carry, jax.tree.map(jnp.mean, metrics)
+    odd = ~jnp.stack([jnp.isfinite(each) for each in metrics.values()]).all(axis=0)
+    first = jnp.argmax(odd)
+    return carry, {name: jnp.where(odd[first], each[first], jnp.mean(each)) for name, each in metrics.items()}
