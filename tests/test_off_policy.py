@@ -349,7 +349,7 @@ def test_a_saved_plan_goes_on_exactly(name: str, settings: dict[str, Any]) -> No
 
 SEEN: dict[str, spaces.Space[Any]] = {
     "a choice": spaces.Discrete(4, start=2),
-    "parts": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.MultiBinary(3)})}),
+    "parts": spaces.Dict({"a/b": spaces.Box(-1, 1, (2,)), "#0": spaces.Dict({"%": spaces.MultiBinary(3)})}),
     "several": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiDiscrete([2, 3])]),
     "an image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollstream.algos import dqn, sac, td3
+from rollstream.algos import ddpg, dqn, sac, td3
 from rollstream.rl.algorithm import Task
 from rollstream.rl.behaviours import LOG_STD, Squashed
 from rollstream.rl.environments import Environment
@@ -502,7 +502,7 @@ def td3_critic_loss_of(config: td3.Config, critic: Weights, target: Any, rows: A
     [
         td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_noise=0.4, target_rate=0.1, n_step=2),
         td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_noise=0.4, policy_delay=3),
-        td3.PlainConfig(hidden=(3,), activation="tanh", batch_size=N, target_rate=0.1),
+        ddpg.Config(hidden=(3,), activation="tanh", batch_size=N, target_rate=0.1),
     ],
     ids=["td3", "delayed more", "ddpg"],
 )
@@ -557,7 +557,7 @@ def test_updates_of_td3(config: td3.Config) -> None:
 
 
 def test_ddpg_is_td3_without_what_that_added() -> None:
-    plain = td3.PlainConfig()
+    plain = ddpg.Config()
     assert (plain.critics, plain.policy_delay, plain.target_noise) == (1, 1, 0.0)
     same = {name: value for name, value in vars(plain).items() if name not in _ADDED}
     assert same == {name: value for name, value in vars(td3.Config()).items() if name not in _ADDED}

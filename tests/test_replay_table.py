@@ -439,6 +439,8 @@ def test_what_cannot_be_is_named() -> None:
         table.sample(0, np.random.default_rng(0))
     with pytest.raises(ReplayError, match="max_size is 0 and length 1: both have to be at least 1"):
         make_table(0)
+    with pytest.raises(ReplayError, match="waits for 6 items and the table holds 5; make max_size at least"):
+        make_table(5, limiter=MinSize(6))
     one = Fifo()
     with pytest.raises(ReplayError, match="either the sampler or the remover"):
         make_table(sampler=one, remover=one)

@@ -27,6 +27,8 @@ from rollstream.replay import (
     Transitions,
     Uniform,
     Writer,
+    flattened,
+    nested,
     signature_of,
 )
 
@@ -486,3 +488,21 @@ def test_what_cannot_be_written_is_named() -> None:
     with pytest.raises(ReplayError, match="both have to be at least 1"):
         Sequences(3, stride=0)
     assert writer.write(**experience(np.zeros((0, 1))).between(0, 0)).size == 0
+
+
+names = st.text("a/#%0 é", min_size=1, max_size=3)
+
+
+@given(
+    parts=st.recursive(
+        st.just(0),
+        lambda inner: (
+            st.dictionaries(names, inner, min_size=1, max_size=3)
+            | st.lists(inner, min_size=1, max_size=3).map(tuple)
+        ),
+        max_leaves=6,
+    )
+)
+def test_parts_of_observations_keep_their_names_whatever_those_are(parts: Any) -> None:
+    columns = {"observation": parts, "reward": 0}
+    assert nested(flattened(columns)) == columns

@@ -759,7 +759,19 @@ def tuples() -> Any:
             "ppo",
             {"env": tuples},
             SpaceError,
-            r"ppo cannot learn in tuples: .* acts in spaces of kind Discrete",
+            r"ppo cannot learn in tuples: .* acts in spaces of kind Discrete[^;]*$",
+        ),
+        (
+            "td3",
+            {"steps": 2000},
+            SpaceError,
+            r"td3 cannot learn in CartPole-v1: .* Discrete\(2\); these can: a2c, a3c, apex, dqn, ppo, sac$",
+        ),
+        (
+            "dqn",
+            {"env": "Pendulum-v1", "steps": 2000},
+            SpaceError,
+            r"dqn cannot learn in Pendulum-v1: .*; these can: a2c, a3c, ddpg, ppo, sac, td3$",
         ),
         (
             "ppo",

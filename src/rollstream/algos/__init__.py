@@ -5,19 +5,22 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rollstream.engine import RollstreamError
 from rollstream.files import file_and_name, load_from_file
 
 if TYPE_CHECKING:
+    from gymnasium import Space
+
     from rollstream.rl.algorithm import Algorithm
 
 _HOMES = {
     "a2c": ("rollstream.algos.a2c", "A2C"),
     "a3c": ("rollstream.algos.a3c", "A3C"),
     "apex": ("rollstream.algos.apex", "APEX"),
-    "ddpg": ("rollstream.algos.td3", "DDPG"),
+    "ddpg": ("rollstream.algos.ddpg", "DDPG"),
     "dqn": ("rollstream.algos.dqn", "DQN"),
     "ppo": ("rollstream.algos.ppo", "PPO"),
     "sac": ("rollstream.algos.sac", "SAC"),
@@ -61,6 +64,18 @@ def algorithm(name: str) -> Algorithm[Any]:
         f"there is no algorithm {name!r}{nearest(name, _HOMES)}; there are {', '.join(_HOMES)}, and your "
         f"own as my_file.py:MyAlgorithm"
     )
+
+
+def fitting(observations: Space[Any], actions: Space[Any]) -> list[str]:
+    """The algorithms that can learn in an environment with these spaces."""
+    from rollstream.rl.spaces import SpaceError
+
+    names: list[str] = []
+    for name, own in ALGORITHMS.items():
+        with suppress(SpaceError):
+            own.config().policy(observations, actions)
+            names.append(name)
+    return names
 
 
 def home(name: str) -> str:

@@ -1,8 +1,7 @@
 """Twin delayed DDPG (Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477).
 
 A deterministic actor follows two critics, of which the lower counts; it is updated less often than they are,
-and their targets are smoothed by noise. `DDPG` (Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971) is
-its plain setting: one critic, no delay, no smoothing.
+and their targets are smoothed by noise. Without all that it is `ddpg`.
 """
 
 from __future__ import annotations
@@ -60,17 +59,6 @@ class Config(OffPolicyConfig):
         assert isinstance(actions, spaces.Box)
         network = partial(network_head, hidden=self.hidden, activation=self.activation, gain=0.01)
         return ActorPolicy(observations, actions, Steady(actions, self.exploration_noise), network)
-
-
-@dataclass(frozen=True)
-class PlainConfig(Config):
-    """Settings of DDPG: those of TD3, without what it added."""
-
-    algorithm: ClassVar[str] = "ddpg"
-
-    critics: int = 1
-    policy_delay: int = 1
-    target_noise: float = 0.0
 
 
 def action_of(policy: ActorPolicy, actor: Weights, observation: Any) -> Array:
@@ -182,4 +170,3 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
 
 
 TD3 = Algorithm("td3", Config, Config.worker, learner, plan)
-DDPG = Algorithm("ddpg", PlainConfig, PlainConfig.worker, learner, plan)

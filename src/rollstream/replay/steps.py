@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Column:
 
 
 Signature: TypeAlias = Mapping[str, Column]
+_AS_IT_IS = " !$&'()*+,:;=?@[]"
+"""What names in a path may hold beside letters; a slash would be another name, and `#` an index."""
 
 
 def flattened(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +52,9 @@ def flattened(columns: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in columns.items():
         if isinstance(value, Mapping):
-            flat.update(flattened({f"{name}/{part}": own for part, own in value.items()}))
+            flat.update(
+                flattened({f"{name}/{quote(part, safe=_AS_IT_IS)}": own for part, own in value.items()})
+            )
         elif isinstance(value, tuple):
             flat.update(flattened({f"{name}/#{part}": own for part, own in enumerate(value)}))
         else:
@@ -75,7 +80,9 @@ def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def _joined(columns: dict[str, Any]) -> Any:
     whole = nested(columns)
-    return tuple(whole.values()) if next(iter(whole)).startswith("#") else whole
+    if next(iter(whole)).startswith("#"):
+        return tuple(whole.values())
+    return {unquote(name): value for name, value in whole.items()}
 
 
 def signature_of(columns: Mapping[str, Any]) -> dict[str, Column]:

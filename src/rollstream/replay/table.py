@@ -132,6 +132,11 @@ class Table:
         _check_fields(signature, fields)
         if max_size < 1 or length < 1:
             raise ReplayError(f"max_size is {max_size} and length {length}: both have to be at least 1")
+        if limiter.min_size > max_size:
+            raise ReplayError(
+                f"nothing could ever be sampled: the limiter waits for {limiter.min_size} items and the "
+                f"table holds {max_size}; make max_size at least that"
+            )
         if sampler is remover:
             raise ReplayError("a selector is either the sampler or the remover of a table: make two")
         self.steps = Steps(signature, max_size + 1024 if rows is None else rows)

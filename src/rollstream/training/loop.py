@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from rollstream.algos import fitting
 from rollstream.engine import ActorEvent, Engine
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
@@ -108,7 +109,11 @@ class Loop:
         try:
             workers = algorithm.workers(engine, config, task)
         except SpaceError as error:
-            raise SpaceError(f"{algorithm.name} cannot learn in {task.environment.name}: {error}") from None
+            others = ", ".join(fitting(*task.spaces()))
+            raise SpaceError(
+                f"{algorithm.name} cannot learn in {task.environment.name}: {error}"
+                + (f"; these can: {others}" if others else "")
+            ) from None
         plan, evaluation = algorithm.plan(workers, config), self._recipe.evaluation
         if evaluation["every"] is not None:
             evaluator = Evaluator(
