@@ -405,6 +405,7 @@ def test_a_restarted_actor_has_its_arguments_and_its_sticky_messages() -> None:
         assert next(plan)["life"] == 0
         worker.send("set_version", 1, sticky=True)
         worker.send("set_version", engine.put(2), sticky=True)
+        assert worker.apply(lambda own: own.version).result() == 2, "so nothing else is under way"
         worker.send("die")
         items = [next(plan) for _ in range(3)]
         assert [(item["life"], item["version"]) for item in items[-2:]] == [(1, 2), (1, 2)]
