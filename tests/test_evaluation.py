@@ -178,13 +178,13 @@ def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000064"]
     monkeypatch.setattr(Draft, "finish", finish)
     train(resume=True)
-    assert names(tmp_path / "run" / "best") == ["step_000000128"]
+    assert names(tmp_path / "run" / "best") == ["step_000000064", "step_000000128"]
 
 
 @pytest.mark.filterwarnings("ignore:checkpoint:UserWarning")
 def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: Callable[..., Run]) -> None:
     train(env="CartPole-v1", steps=192, evaluate_every=64, evaluate_episodes=1)
-    assert names(tmp_path / "run" / "best") == ["step_000000192"]
+    assert names(tmp_path / "run" / "best") == names(tmp_path / "run" / "checkpoints")
     os.truncate(tmp_path / "run" / "checkpoints" / "step_000000192" / "state.json", 10)
 
     class Looking(Silent):
@@ -193,5 +193,27 @@ def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: C
 
     seen: list[list[str]] = []
     train(resume=True, display=Looking())
-    assert seen == [[]]
-    assert names(tmp_path / "run" / "best") == ["step_000000192"]
+    assert seen == [["step_000000064", "step_000000128"]]
+    assert names(tmp_path / "run" / "best")[-1] == "step_000000192"
+
+
+def test_the_best_is_there_as_long_as_one_may_go_back_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
+) -> None:
+    """Checkpoints that never become whole do not cost the best one before them."""
+    begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "keep": 1}
+    train(steps=128, **begun)
+    assert names(tmp_path / "run" / "best") == ["step_000000128"], "nobody goes back to before that"
+    finish = Draft.finish
+
+    def fail(draft: Draft, keep: int | None) -> Path:
+        if draft.step > 128 and draft._folder.name == "checkpoints":
+            raise OSError(28, "No space left on device")
+        return finish(draft, keep)
+
+    monkeypatch.setattr(Draft, "finish", fail)
+    with pytest.raises(OSError, match="No space"):
+        train(resume=True, steps=256)
+    monkeypatch.undo()
+    assert names(tmp_path / "run" / "checkpoints") == ["step_000000128"]
+    assert names(tmp_path / "run" / "best") == ["step_000000128", "step_000000192"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.engine import ActorContext
+from rollstream.engine import ActorContext, ActorDied
 from rollstream.flow import Context
 from rollstream.testing import ChaosEngine
 
@@ -560,6 +561,48 @@ def test_a_flow_that_dropped_a_shard_can_be_saved_and_goes_on_without_it() -> No
         assert len(before) == 5
         assert {item["shard"] for row in plan for item in row} == {0, 2}
         assert plan.statistics()["gather_sync"].lost == state["nodes"]["gather_sync"]["lost"] == 1
+
+
+class Saved(Worker):
+    """Dies the first time it is asked for its state, or whether that is written."""
+
+    def __init__(self, *args: Any, when: str, context: ActorContext):
+        super().__init__(context=context)
+        self._when = when
+
+    def state_dict(self) -> dict[str, Any]:
+        self._die("asked")
+        return {"life": self.life}
+
+    def saved_apart(self) -> str | None:
+        self._die("written")
+        return None
+
+    def _die(self, when: str) -> None:
+        if (self._when, self.life) == (when, 0):
+            self.die()
+
+
+@pytest.mark.parametrize("on_failure", ["restart", "drop", "raise"])
+@pytest.mark.parametrize("when", ["asked", "written"])
+def test_an_actor_that_dies_while_a_flow_is_saved(when: str, on_failure: Any) -> None:
+    with rs.engine("processes") as engine:
+        make = partial(engine.spawn, Saved, on_failure=on_failure)
+        workers = [*make(name="steady", kwargs={"when": ""}), *make(name="frail", kwargs={"when": when})]
+        plan = flow.from_actors(workers, "sample").gather_sync()
+        assert len(next(plan)) == 2
+        if on_failure == "raise":
+            with pytest.raises(ActorDied, match="frail was killed by SIGKILL"):
+                (plan.state_dict if when == "asked" else plan.saved_apart)()
+            return
+        actors = plan.state_dict()["actors"]
+        assert plan.saved_apart() == []
+        assert actors["steady"] == {"life": 0}
+        if when == "written":
+            assert actors["frail"] == {"life": 0}
+        else:
+            assert actors.get("frail") == ({"life": 1} if on_failure == "restart" else None)
+        assert len(next(plan)) == (2 if on_failure == "restart" else 1)
 
 
 def test_rows_in_any_order_of_deaths() -> None:

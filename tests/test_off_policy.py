@@ -410,11 +410,41 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
     assert ALGORITHMS[name].config(learning_starts=100, buffer_size=100).buffer_size == 100
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "workers", "first"),
+    [
+        ("dqn", {"learning_starts": 990}, 0, 992),  # rounds of 4 steps
+        ("dqn", {"learning_starts": 990, "n_step": 5, "environments": 2}, 0, 1000),
+        ("sac", {"learning_starts": 999}, 0, 999),
+        ("apex", {"learning_starts": 990, "environments": 4, "rollout_length": 10}, 2, 1000),
+    ],
+)
+def test_a_training_that_ends_before_it_learns_is_refused(
+    name: str, settings: dict[str, Any], workers: int, first: int
+) -> None:
+    algorithm = ALGORITHMS[name]
+    config = algorithm.config(**settings)
+    with pytest.raises(rs.RollstreamError, match=rf"first update is after {first} steps, .* after {first};"):
+        algorithm.worker(config, Task(Environment("CartPole-v1"), first, workers=workers))
+    settings |= {"report_every": 1, "hidden": (4,), "batch_size": 4}
+    with rs.engine("inline") as engine:
+        task = Task(
+            Environment("CartPole-v1" if name != "sac" else "Pendulum-v1"), first + 60, workers=workers
+        )
+        config = algorithm.config(**settings)
+        learners = algorithm.workers(engine, config, task)
+        begun = (report for report in algorithm.plan(learners, config) if learners.learner.version)
+        ahead = next(begun)["time/total_timesteps"] - first
+        assert 0 < ahead <= config.steps_at_once(workers) * (4 if name == "apex" else 1)
+
+
 def test_environments_and_shards_are_shared_out() -> None:
     apex = ALGORITHMS["apex"]
     task = Task(Environment("CartPole-v1"), 10_000, workers=3)
     with pytest.raises(rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 work"):
         apex.worker(apex.config(), task)
+    with pytest.raises(rs.RollstreamError, match="2 environments cannot be shared out evenly among 3 work"):
+        rs.train("apex", env="CartPole-v1", steps=10_000, workers=3, config={"environments": 2}, quiet=True)
     with pytest.raises(rs.RollstreamError, match="4 shards cannot remember for 3 workers: set shards to"):
         apex.worker(apex.config(environments=6, shards=4), task)
     assert apex.worker(apex.config(environments=6, shards=3), task).environments == 2

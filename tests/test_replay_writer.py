@@ -477,6 +477,7 @@ def test_what_cannot_be_written_is_named() -> None:
         written({}, real=np.ones((1, 1), bool))
     with pytest.raises(ReplayError, match="final observation of step 1 in stream 0, which ended nothing"):
         written({}, final=[(1, 0, np.int64(3))])
+    assert writer.table.steps.in_use == 0, "nothing has begun"
     with pytest.raises(ReplayError, match=r"windows of 5 steps do not fit .* make it with length=5"):
         Writer(make_table(), Sequences(5))
     only: Any = {"sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1)}

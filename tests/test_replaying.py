@@ -1,8 +1,10 @@
 """What is remembered is what happened, and samples come when they may, on every engine and after a death."""
 
+import math
 import os
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -23,8 +25,11 @@ from rollstream.replay import (
     Fifo,
     InsertRefused,
     Queue,
+    RateLimiter,
+    ReplayError,
     SampleRefused,
     Sequences,
+    SignatureError,
     Table,
     Transitions,
 )
@@ -299,7 +304,7 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
         for number, shard in enumerate(shards):
             samples = shard.sample()
             assert samples is not None
-            [weighed] = weigh(samples, from_shard(number))
+            weighed = weigh(samples, from_shard(number))
             np.testing.assert_array_equal(weighed.keys, samples.keys)
             if turn:
                 found |= weights_of(weighed)
@@ -320,7 +325,7 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
         np.testing.assert_allclose([found[name] for name in names], [same[name] for name in names], rtol=1e-4)
 
 
-def test_weighing_goes_on_from_a_saved_state_and_passes_over_nothing() -> None:
+def test_weighing_goes_on_from_a_saved_state() -> None:
     shard, weigh = buffer_of(exponent=0.6), WeighShards()
     shard.store(chunk(np.arange(5), [1, 2, 3, 4, 5]))
     samples = shard.sample()
@@ -329,10 +334,9 @@ def test_weighing_goes_on_from_a_saved_state_and_passes_over_nothing() -> None:
     again = WeighShards()
     again.load_state_dict(weigh.state_dict())
     rare = Samples(samples.rows, samples.keys, 0, samples.least * 4)
-    [one], [other] = weigh(rare, from_shard(1)), again(rare, from_shard(1))
+    one, other = weigh(rare, from_shard(1)), again(rare, from_shard(1))
     np.testing.assert_array_equal(one.rows["likelihood"], other.rows["likelihood"])
     np.testing.assert_allclose(one.rows["likelihood"], 4 * samples.rows["likelihood"])
-    assert weigh(None, from_shard(1)) == []
 
 
 # Clients outside a flow --------------------------------------------------------------------------
@@ -399,6 +403,42 @@ def test_a_sample_that_can_never_come_is_named_and_takes_nothing() -> None:
             shards.sample()
         shards.insert(0, chunk([0, 1]))
         assert rewards(shards.sample()) == [0, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wrong_chunk_that_waits_for_room_is_refused_to_who_sent_it_and_to_nobody_else(engine: str) -> None:
+    with rs.engine(engine) as opened:
+        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(3)))
+        assert shards.insert(0, chunk([0, 1])) == 2
+        wrong = chunk([2, 3])
+        wrong = replace(
+            wrong, columns={**wrong.columns, "reward": wrong.columns["reward"].astype(np.float64)}
+        )
+        late = [shards.actors[0].call("store", own) for own in (wrong, chunk([4, 5]))]
+        assert rewards(shards.sample()) == [0, 1]
+        with pytest.raises(SignatureError, match="'reward' is float64"):
+            late[0].result(timeout=20)
+        assert late[1].result(timeout=20) == 2
+        assert rewards(shards.sample()) == [4, 5]
+
+
+def test_a_sample_waits_for_more_where_items_go_as_they_are_sampled() -> None:
+    limiter = RateLimiter(1.0, 1, -math.inf, math.inf)
+    with rs.engine("threads") as engine:
+        shards = ReplayShards(engine, partial(shard_buffer, limiter=limiter, batch_size=4))
+        assert shards.insert(0, chunk([0, 1, 2])) == 3
+        late = shards.actors[0].call("sample")
+        assert shards.info()[0].size == 3
+        assert shards.insert(0, chunk([3, 4])) == 2
+        assert rewards(late.result(timeout=20)) == [0, 1, 2, 3]
+
+
+def test_batches_that_a_limiter_would_never_allow_are_refused() -> None:
+    with pytest.raises(
+        ReplayError, match=r"within 0 to 8.* would never allow 9 samples at once; make the batch"
+    ):
+        shard_buffer(0, limiter=Queue(8), batch_size=9)
+    assert shard_buffer(0, limiter=Queue(9), batch_size=9).batch_size == 9
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -610,6 +650,22 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
         assert inserted > 300
         assert report["replay/samples_per_insert"] == pytest.approx(ratio, abs=tolerance)
         assert tolerance < ratio
+
+
+def test_what_a_shard_had_is_lost_once() -> None:
+    """However many empty answers it gives before it has something again, and the other goes on meanwhile."""
+    with training("apex", "inline", shards=2, **APEX) as (plan, workers):
+        reports = [next(plan) for _ in range(20)]
+        assert {report.get("replay/lost", 0) for report in reports} == {0}
+        shards = [workers.engine.actors[f"replay[{number}]"] for number in range(2)]
+        had = shards[1].call("info").result()
+        shards[1].restart().result()
+        reports = [next(plan) for _ in range(20)]
+        lost = {report["replay/lost"] for report in reports} - {0}
+        assert len(lost) == 1
+        assert had.size - 20 <= lost.pop() <= had.size, "as much as it had said it had, a chunk ago at most"
+        sizes = [shard.call("info").result().size for shard in shards]
+        assert sum(sizes) - 40 <= reports[-1]["replay/size"] <= sum(sizes)
 
 
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,9 +79,20 @@ def _write_and_end(path: Path, state: Callable[[], Any], owner: int, pipe: int) 
 def write_state(path: Path, state: Any, needed: Callable[[], bool] = lambda: True) -> None:
     """Write a state without making a copy of it, as long as it is needed."""
     structure, arrays = packed(state)
+    about = write_arrays(path, arrays, {"structure": json.dumps(structure)}, needed)
+    write_file(_beside(path, "json"), json.dumps(about).encode())
+
+
+def write_arrays(
+    path: Path,
+    arrays: Arrays,
+    metadata: Mapping[str, str] | None = None,
+    needed: Callable[[], bool] = lambda: True,
+) -> dict[str, Any]:
+    """Write arrays as safetensors, to the disk, a piece at a time: length and checksum of the file."""
     length, checksum = 0, hashlib.sha256()
     with path.open("wb") as file:
-        for piece in _pieces(structure, arrays):
+        for piece in _pieces(arrays, metadata or {}):
             if not needed():
                 raise InterruptedError(f"whoever wanted {path.name} is gone")
             file.write(piece)
@@ -89,8 +100,7 @@ def write_state(path: Path, state: Any, needed: Callable[[], bool] = lambda: Tru
             length += len(piece)
         file.flush()
         os.fsync(file.fileno())
-    about = {"bytes": length, "sha256": checksum.hexdigest()}
-    write_file(_beside(path, "json"), json.dumps(about).encode())
+    return {"bytes": length, "sha256": checksum.hexdigest()}
 
 
 def summary(path: Path) -> dict[str, Any] | None:
@@ -103,14 +113,19 @@ def summary(path: Path) -> dict[str, Any] | None:
 
 def read_state(path: Path) -> Any:
     """The state that was written."""
+    arrays, metadata = read_arrays(path)
+    return unpacked(json.loads(metadata["structure"]), arrays)
+
+
+def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """The arrays of a safetensors file, and what is said of them."""
     with safe_open(path, "numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return unpacked(json.loads(file.metadata()["structure"]), arrays)
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _pieces(structure: Any, arrays: Arrays) -> Iterator[bytes | memoryview]:
+def _pieces(arrays: Arrays, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """What a safetensors file consists of: the length of its header, the header, the numbers."""
-    header: dict[str, Any] = {"__metadata__": {"structure": json.dumps(structure)}}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, array in arrays.items():
         begin, end = end, end + array.nbytes

@@ -34,6 +34,7 @@ from rollstream.rl.replaying import (
     UpdatePriorities,
     UpdateTarget,
     WeighShards,
+    is_given,
 )
 from rollstream.rl.worker import Finish, Rollout, WorkerSpec
 from rollstream.rl.workers import Workers
@@ -64,7 +65,11 @@ class Config(dqn.Config):
 
     def steps_at_once(self, workers: int) -> int:
         """Environment steps that come at once, from one worker."""
-        return self.environments // max(1, workers) * self.rollout_length
+        return max(1, self.environments // max(1, workers)) * self.rollout_length
+
+    def before_learning(self, workers: int) -> int:
+        """Environment steps before the first update: those of whole chunks."""
+        return self.first_chunks(workers) * self.steps_at_once(workers)
 
     def first_chunks(self, workers: int) -> int:
         """Chunks that have as many transitions as learning starts with; the last steps only begin some."""
@@ -132,7 +137,8 @@ def plan(workers: Workers, config: Config) -> Iter[Report]:
     )
     stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
     learned = (
-        samples.combine(WeighShards())
+        samples.filter(is_given)
+        .for_each(WeighShards())
         .for_each(TrainOneStep(workers, publish=False))
         .for_each(UpdatePriorities(replay))
         .for_each(UpdateTarget(workers, config.target_every))

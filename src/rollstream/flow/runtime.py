@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollstream.engine import Actor, Deadlock, Engine, Future
+from rollstream.engine import Actor, ActorDied, Deadlock, Engine, Future
 from rollstream.engine.base import DRIVER
 from rollstream.engine.inline import ListSink
 from rollstream.flow import shard
@@ -21,6 +21,8 @@ from rollstream.flow.trace import Tracer
 from rollstream.flow.via import Via
 
 _FORMAT = 1
+_TRIES = 3
+"""How often an actor that dies is asked for its state."""
 
 
 class Flow:
@@ -247,9 +249,23 @@ class Flow:
 
     def _ask_all(self, actors: Iterable[Actor[Any]], operation: Any, *args: Any) -> list[Any]:
         """One answer an actor; `None` for one that was dropped."""
-        asked = [None if actor.gone is not None else actor.ask(operation, *args) for actor in actors]
-        answers = iter(self._ask(future for future in asked if future is not None))
-        return [None if future is None else next(answers) for future in asked]
+        asked = [(actor, None if actor.gone else actor.ask(operation, *args)) for actor in actors]
+        return [self._answered(actor, future, operation, args) for actor, future in asked]
+
+    def _answered(
+        self, actor: Actor[Any], future: Future[Any] | None, operation: Any, args: tuple[Any, ...]
+    ) -> Any:
+        """What an actor says; one that died meanwhile and came back is asked again, a few times."""
+        for left in reversed(range(_TRIES)):
+            if future is None:
+                break
+            try:
+                return self._ask([future])[0]
+            except ActorDied as died:
+                if died.outcome == "raised" or not left:
+                    raise
+                future = None if actor.gone else actor.ask(operation, *args)
+        return None
 
     def _ask(self, futures: Iterable[Future[Any]]) -> list[Any]:
         futures = list(futures)

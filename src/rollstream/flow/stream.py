@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar, overload
 
 from rollstream.engine import Actor
 from rollstream.flow.branches import Branch, Prefetch, Split
@@ -76,12 +76,18 @@ class ParIter(_Stream, Generic[T_co]):
         """
         return self._with(_stage(ForEach, function, name))
 
+    @overload
+    def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> ParIter[U]: ...
+
+    @overload
     def filter(
         self,
         function: Callable[[T_co], object] | WithContext[T_co, object],
         *,
         name: str | None = None,
-    ) -> ParIter[T_co]:
+    ) -> ParIter[T_co]: ...
+
+    def filter(self, function: Any, *, name: str | None = None) -> ParIter[Any]:
         """Keep the items for which the function is true."""
         return self._with(_stage(Filter, function, name))
 
@@ -153,12 +159,18 @@ class Iter(_Stream, Generic[T_co]):
         """
         return self._with(_stage(ForEach, function, name))
 
+    @overload
+    def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> Iter[U]: ...
+
+    @overload
     def filter(
         self,
         function: Callable[[T_co], object] | WithContext[T_co, object],
         *,
         name: str | None = None,
-    ) -> Iter[T_co]:
+    ) -> Iter[T_co]: ...
+
+    def filter(self, function: Any, *, name: str | None = None) -> Iter[Any]:
         """Keep the items for which the function is true."""
         return self._with(_stage(Filter, function, name))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rollstream.plain import plain
 from rollstream.replay.cuts import Cut
+from rollstream.replay.errors import ReplayError, SampleRefused
 from rollstream.replay.steps import nested
 from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.writer import Writer
@@ -68,6 +69,12 @@ class Buffer:
         frame_axis: int | None = None,
         seed: int | Sequence[int] = 0,
     ):
+        limiter = table.limiter
+        if limiter.max_diff - limiter.min_diff < batch_size:
+            raise ReplayError(
+                f"{limiter!r} would never allow {batch_size} samples at once; make the batch smaller, or its "
+                f"range at least as large"
+            )
         self.table = table
         self.batch_size = batch_size
         self._frame_axis = frame_axis
@@ -99,7 +106,10 @@ class Buffer:
         """Items drawn at random; `None` while there may be none."""
         if not self.table.may_sample(self.batch_size):
             return None
-        drawn = self.table.sample(self.batch_size, self._generator)
+        try:
+            drawn = self.table.sample(self.batch_size, self._generator)
+        except SampleRefused:  # items that are sampled for the last time make the table smaller
+            return None
         rows, least = nested(drawn.columns), drawn.probabilities.min()
         if self._frame_axis is not None:
             for name in ("observation", "next_observation"):

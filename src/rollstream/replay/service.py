@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,22 +80,38 @@ class ReplayShard:
 
     def _answer(self) -> None:
         """Serve whoever can be served now, in turn."""
-        moved = True
-        while moved:
-            moved = False
-            if self._waiting and (samples := self.buffer.sample()) is not None:
-                self._waiting.popleft()[1].resolve(samples)
-                moved = True
-            if self._blocked:
-                _, late, chunk = self._blocked[0]
-                if late is None:  # what comes next does not go on from what was before it
-                    self.buffer.forget(chunk)
-                    self._blocked.popleft()
-                    moved = True
-                elif (stored := self._stored(chunk)) is not None:
-                    self._blocked.popleft()
-                    late.resolve(stored)
-                    moved = True
+        while self._give_next() | self._store_next():
+            pass
+
+    def _give_next(self) -> bool:
+        """Give a sample to who waits for longest, if there is one; whether there was."""
+        if not self._waiting or (samples := self.buffer.sample()) is None:
+            return False
+        self._waiting.popleft()[1].resolve(samples)
+        return True
+
+    def _store_next(self) -> bool:
+        """Store what waits for longest, if it may be; whether it waits no more."""
+        if not self._blocked:
+            return False
+        _, late, chunk = self._blocked[0]
+        stored = error = None
+        if late is not None:
+            try:
+                stored = self._stored(chunk)
+            except Exception as caught:  # for who sent it, and for nobody else
+                error = caught
+            if stored is None and error is None:
+                return False
+        self._blocked.popleft()
+        if stored is None:
+            with suppress(Exception):  # what comes next does not go on from what was before it
+                self.buffer.forget(chunk)
+        if late is not None and stored is not None:
+            late.resolve(stored)
+        elif late is not None and error is not None:
+            late.reject(error)
+        return True
 
     def cancel(self, ticket: str) -> bool:
         """Whoever waits with this ticket does not any more; whether somebody did."""

@@ -582,7 +582,8 @@ def _largest(priorities: Array) -> float:
         return 0.0
     largest = priorities.max()
     if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
-        raise ReplayError(f"priorities are finite and at least 0, and these are {_numbers(priorities)}")
+        wrong = priorities[~((priorities >= 0) & (priorities < np.inf))]
+        raise ReplayError(f"priorities are finite and at least 0, and among these are {_numbers(wrong)}")
     return float(largest)
 
 

@@ -144,14 +144,14 @@ class Writer:
             return np.empty(0, np.int64)
         begun = self._begin_unknown(chosen, values, width)
         history = self._history[:, chosen]
-        layout = layout_of(self.table.steps.stamp[history[-1]], ended, real, final, self._episodes)
-        windows = self.cut.windows((layout.stamps[:-1] & AGE) + 1, real, layout.ended)
-        places = windows.times * width + windows.streams
-        if priorities is not None:
-            priorities = np.broadcast_to(priorities, (length, width)).ravel()[places]
         try:
+            layout = layout_of(self.table.steps.stamp[history[-1]], ended, real, final, self._episodes)
+            windows = self.cut.windows((layout.stamps[:-1] & AGE) + 1, real, layout.ended)
+            places = windows.times * width + windows.streams
+            if priorities is not None:
+                priorities = np.broadcast_to(priorities, (length, width)).ravel()[places]
             self.table.require_insert(len(places), priorities)
-        except ReplayError:
+        except Exception:
             self._forget(begun)
             self._episodes -= len(begun)
             raise

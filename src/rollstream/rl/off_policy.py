@@ -72,6 +72,14 @@ class OffPolicyConfig:
         """Environment steps that are learned from at once, with so many workers: those of a round."""
         return self.environments * self.rollout_length
 
+    def before_learning(self, workers: int) -> int:
+        """Environment steps before the first update, with so many workers; windows need some more steps."""
+        steps, each = (
+            self.learning_starts + self.environments * (self.n_step - 1),
+            self.steps_at_once(workers),
+        )
+        return math.ceil(steps / each) * each
+
     @property
     def rounds_reported(self) -> int:
         """Rounds in a report."""
@@ -87,10 +95,11 @@ class OffPolicyConfig:
 
     def worker(self, task: Task, **more: Any) -> WorkerSpec:
         """What a worker is made from."""
-        if self.learning_starts >= task.steps:
+        if (first := self.before_learning(task.workers)) >= task.steps:
             raise RollstreamError(
-                f"learning_starts={self.learning_starts} is not before the end, after {task.steps} steps, so "
-                f"nothing would be learned; set it lower, or train for longer"
+                f"nothing would be learned: the first update is after {first} steps, by learning_starts="
+                f"{self.learning_starts}, and the training ends after {task.steps}; set it lower, or train "
+                f"for longer"
             )
         return WorkerSpec(
             environment=task.environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -50,8 +50,8 @@ class StoreToBuffer:
         return about | ({"replay/samples_per_insert": table.limiter.samples / warm} if warm > 0 else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer's, if it is here; shards have their own."""
-        local = self.buffer.state_dict() if isinstance(self.buffer, Buffer) else None
+        """The buffer's, if it is here; shards have their own. A flow copies it, so this does not."""
+        local = self.buffer.state_dict(copy=False) if isinstance(self.buffer, Buffer) else None
         return {"steps": self.steps, "buffer": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,6 +95,11 @@ def ParallelReplay(shards: ReplayShards) -> ParIter[Samples | None]:  # noqa: N8
     return flow.from_actors(shards.actors, "sample", name="ParallelReplay")
 
 
+def is_given(samples: Samples | None) -> TypeGuard[Samples]:
+    """Whether there are any: not of a shard that came back empty."""
+    return samples is not None
+
+
 class WeighShards:
     """Makes likelihoods comparable between shards: relative to the least likely of the newest from each.
 
@@ -105,13 +110,11 @@ class WeighShards:
     def __init__(self) -> None:
         self._least: dict[str, float] = {}
 
-    def __call__(self, samples: Samples | None, context: Context) -> list[Samples]:
-        """The same items, weighed; nothing, of a shard that came back empty."""
-        if samples is None:
-            return []
+    def __call__(self, samples: Samples, context: Context) -> Samples:
+        """The same items, weighed."""
         self._least[next(iter(context.provenance.sources))] = samples.least
         scale = np.float32(samples.least / min(self._least.values()))
-        return [replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})]
+        return replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})
 
     def state_dict(self) -> dict[str, Any]:
         """The least likely of each shard."""

@@ -14,16 +14,14 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load, save
 
-from rollstream.apart import summary
+from rollstream.apart import read_arrays, summary, write_arrays
 from rollstream.disk import PARTIAL, synced, writing, written
 from rollstream.engine import RollstreamError
 from rollstream.plain import packed, unpacked
@@ -74,19 +72,19 @@ class Draft:
         """Write a state and weights; files of these names are written by others."""
         structure, arrays = packed(state)
         named, plain = packed(dict(weights))
-        files = {
-            "state.json": json.dumps(structure, allow_nan=False).encode(),
-            "arrays.safetensors": save(arrays),
-            "weights.safetensors": save(plain),
-        }
+        text = json.dumps(structure, allow_nan=False).encode()
         with writing(self._path):
-            for name, data in files.items():
-                written(self.partial / name, data)
+            written(self.partial / "state.json", text)
+            files = {
+                "state.json": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()},
+                "arrays.safetensors": write_arrays(self.partial / "arrays.safetensors", arrays),
+                "weights.safetensors": write_arrays(self.partial / "weights.safetensors", plain),
+            }
         self._apart = [self.partial / name for name in apart]
         self._about = {
             "format": _FORMAT,
             "step": self.step,
-            "files": {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in files.items()},
+            "files": files,
             "dtypes": {name: own for name, own in named.items() if "dtype" in own},
         }
 
@@ -95,8 +93,8 @@ class Draft:
         """Whether all that others write is there."""
         return all(summary(path) is not None for path in self._apart)
 
-    def finish(self, keep: int) -> Path:
-        """Give it its name, in place of one there may be, and remove all but the newest `keep`."""
+    def finish(self, keep: int | None) -> Path:
+        """Give it its name, in place of one there may be, and remove all but the newest `keep`, if told."""
         if not self.whole:
             raise CheckpointError(f"checkpoint {self._path} is not whole: others still write to it")
         path, old = self._path, self._path.with_name(self._path.name + _OLD)
@@ -110,7 +108,7 @@ class Draft:
         os.rename(self.partial, path)
         synced(path.parent)
         _removed(old)
-        for _, older in _found(self._folder)[keep:]:
+        for _, older in _found(self._folder)[keep:] if keep is not None else ():
             _removed(older)
         return path
 
@@ -127,9 +125,9 @@ class Draft:
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: Any, *, weights: Mapping[str, Any] | None = None, keep: int = 3
+    folder: Path, step: int, state: Any, *, weights: Mapping[str, Any] | None = None, keep: int | None = 3
 ) -> Path:
-    """Write a state as the folder's newest checkpoint, and remove all but the newest `keep`."""
+    """Write a state as the folder's newest checkpoint, and remove all but the newest `keep`, if told."""
     with Draft(folder, step) as draft:
         draft.write(state, weights or {})
         return draft.finish(keep)
@@ -137,16 +135,17 @@ def save_checkpoint(
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raise, naming the file, unless every byte is as it was written."""
-    for name in _manifest(path)["files"].keys() - set(_FILES):
-        _verify_apart(path, name)
-    files = {name: _verified(path, name) for name in _FILES}
-    state = unpacked(json.loads(files["state.json"]), load(files["arrays.safetensors"]))
+    for name in {*_FILES, *_manifest(path)["files"]}:
+        _verify(path, name)
+    arrays, _ = read_arrays(path / "arrays.safetensors")
+    state = unpacked(json.loads((path / "state.json").read_bytes()), arrays)
     return Checkpoint(path, _manifest(path)["step"], state)
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Only the policy's weights of a checkpoint."""
-    weights = load(_verified(path, "weights.safetensors"))
+    _verify(path, "weights.safetensors")
+    weights, _ = read_arrays(path / "weights.safetensors")
     return weights | unpacked(_manifest(path).get("dtypes", {}), weights)
 
 
@@ -172,6 +171,17 @@ def remove_after(folder: Path, step: int) -> None:
     for own, path in _found(folder):
         if own > step:
             _removed(path)
+
+
+def oldest(folder: Path) -> int:
+    """How far the training was at the oldest checkpoint there is."""
+    return min(step for step, _ in _found(folder))
+
+
+def remove_before(folder: Path, step: int) -> None:
+    """Remove checkpoints that are older than the newest up to a step: nobody goes back to before that."""
+    for _, path in [found for found in _found(folder) if found[0] <= step][1:]:
+        _removed(path)
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -207,39 +217,19 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _verified(path: Path, name: str) -> bytes:
-    with _reading(path, name):
-        data = (path / name).read_bytes()
-    _require(path, name, len(data), _checksum(data))
-    return data
-
-
-def _verify_apart(path: Path, name: str) -> None:
-    """As above, of a file that may be too large to have in memory."""
-    with _reading(path, name), (path / name).open("rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        length = file.tell()
-    _require(path, name, length, checksum)
-
-
-@contextmanager
-def _reading(path: Path, name: str) -> Iterator[None]:
+def _verify(path: Path, name: str) -> None:
+    """Raise unless a file, which may be too large to have in memory, is as it was written."""
     try:
-        yield
+        with (path / name).open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            length = file.tell()
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing") from None
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} cannot be read") from None
-
-
-def _require(path: Path, name: str, length: int, checksum: str) -> None:
     expected = _manifest(path)["files"].get(name, {})
     if length != expected.get("bytes"):
         reason = f"{name} has {length:,} bytes instead of {expected.get('bytes', 0):,}"
         raise CheckpointError(f"checkpoint {path} is damaged: {reason}")
     if checksum != expected.get("sha256"):
         raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

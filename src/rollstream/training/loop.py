@@ -22,7 +22,9 @@ from rollstream.training.checkpoint import (
     Draft,
     latest,
     load_weights,
+    oldest,
     remove_after,
+    remove_before,
     save_checkpoint,
 )
 from rollstream.training.curve import draw_curve
@@ -164,8 +166,10 @@ class Loop:
             raise
         if report is not None:  # the loop is left, or the plan has ended by itself
             self._save(plan, workers, report, watch, log)
-            if (wrong := self._finish(plan)) is not None:
-                raise CheckpointError(wrong)
+            if self._finish(plan) is not None:  # as when an actor died: the one in its place can write
+                self._save(plan, workers, report, watch, log)
+                if (wrong := self._finish(plan)) is not None:
+                    raise CheckpointError(wrong)
             self._draw()
         if interrupts.received is not None and not over:
             self._say_where(done if report is None else int(report[STEPS]))
@@ -206,9 +210,10 @@ class Loop:
             problems = plan.saved_apart()
             if self._best is not None:  # first: a run that goes on from the other has the best one, too
                 steps, about, weights = self._best
-                save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=1)
+                save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=None)
             if draft.whole:
                 draft.finish(self._keep)
+                remove_before(self._folder / "best", oldest(self._folder / "checkpoints"))
                 return None
         draft.discard()
         reason = problems[0] if problems else "an actor ended while it wrote"
