@@ -57,8 +57,6 @@ class Loop:
         self._told = False
         self._draft: Draft | None = None
         """A checkpoint that actors still write to."""
-        self._best: tuple[int, dict[str, Any], Weights] | None = None
-        """Steps, what is known of them and weights, if they are the best: to be kept with that checkpoint."""
         self.rows: list[Row] = []
         """What is written of each iteration."""
         self.weights: Weights = {}
@@ -154,10 +152,12 @@ class Loop:
                 self._record(report, plan, log)
                 if self._draft is not None and self._draft.whole:
                     self._finish(plan)
+                if _is_best(report):
+                    self._keep_best(workers, report)
                 over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
                 if over or interrupts.received is not None:
                     break
-                if _is_best(report) or (report[STEPS] >= due and self._draft is None):
+                if report[STEPS] >= due and self._draft is None:
                     self._save(plan, workers, report, watch, log)
                     due = (report[STEPS] // self._every + 1) * self._every
         except Exception:
@@ -191,13 +191,13 @@ class Loop:
             return
         self._finish(plan)
         log.sync()
-        steps, weights = int(report[STEPS]), workers.learner.published()
         about = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
-        with Draft(self._folder / "checkpoints", steps) as draft:
+        with Draft(self._folder / "checkpoints", int(report[STEPS])) as draft:
             state = plan.state_dict(apart=draft.partial)
             self._tell_of_environments(state["actors"])
+            weights = workers.learner.published()
             draft.write({"plan": state} | about, weights, apart=files_apart(state))
-        self._draft, self._best = draft, (steps, about, weights) if _is_best(report) else None
+        self._draft = draft
         if draft.whole:
             self._finish(plan)
 
@@ -208,9 +208,6 @@ class Loop:
             return None
         with draft:
             problems = plan.saved_apart()
-            if self._best is not None:  # first: a run that goes on from the other has the best one, too
-                steps, about, weights = self._best
-                save_checkpoint(self._folder / "best", steps, about, weights=weights, keep=None)
             if draft.whole:
                 draft.finish(self._keep)
                 remove_before(self._folder / "best", oldest(self._folder / "checkpoints"))
@@ -220,6 +217,12 @@ class Loop:
         wrong = f"the checkpoint at {draft.step:,} steps could not be written: {reason}"
         self._display.note(wrong)
         return wrong
+
+    def _keep_best(self, workers: Workers, report: Report) -> None:
+        """Weights alone; the best before stays for runs that go on from a checkpoint before this one."""
+        if self._folder is not None:
+            about, weights = {"evaluated": report["eval/mean_reward"]}, workers.learner.published()
+            save_checkpoint(self._folder / "best", int(report[STEPS]), about, weights=weights, keep=None)
 
     def _draw(self) -> None:
         if self._folder is not None:
