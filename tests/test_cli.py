@@ -9,12 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from rollstream import cli
 from rollstream.cli import main
 from rollstream.training.display import Lines
+from rollstream.training.folder import claimed
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")
@@ -126,7 +129,7 @@ def test_a_signal_stops_and_resume_goes_on(
         told, complaints = process.communicate(timeout=60)
     assert process.returncode == code
     assert complaints == f"rollstream: stopped; go on with: rollstream train ppo --resume --out {out}\n"
-    assert "stopping after this iteration" in told
+    assert "stopping; Ctrl-C again" in told or "SIGTERM: stopping" in told
     assert "all saved in" in told
     before = (out / "metrics.jsonl").read_text().splitlines()
     done = json.loads(before[-1])["time/total_timesteps"]
@@ -164,7 +167,8 @@ def test_what_cannot_be_written_is_one_sentence(
     assert "/proc/nowhere cannot be written: No such file or directory; choose" in capsys.readouterr().err
     monkeypatch.setattr("rollstream.training.train", full, raising=False)
     assert fails("train", "ppo", *TINY, "--steps", "1", "--out", str(tmp_path / "run")) == 1
-    assert capsys.readouterr().err == "rollstream: run/metrics.jsonl: No space left on device\n"
+    told = "No space left on device; make room, and go on by --resume"
+    assert capsys.readouterr().err == f"rollstream: run/metrics.jsonl: {told}\n"
 
 
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +250,9 @@ def test_what_cannot_be_filmed(
         (["ppo", "--config.overlap"], "prefetch"),
         (["ppo", "--format", "mermaid", "--workers", "4"], "flowchart"),
         (["a2c", "--format", "svg"], "</svg>"),
+        (["apex"], "coupled by a rate limiter"),
+        (["dqn"], "UpdateTarget"),
+        *(([name, "--env", "Pendulum-v1"], "Replay") for name in ("sac", "td3", "ddpg")),
     ],
 )
 def test_graph(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,6 +261,82 @@ def test_graph(options: list[str], part: str, capsys: pytest.CaptureFixture[str]
 
 
 # One's own ---------------------------------------------------------------------------------------
+
+
+MOVED = """
+import gymnasium
+
+class Mine(gymnasium.Wrapper):
+    def __init__(self, pole=0.5):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.unwrapped.length = pole
+"""
+
+
+def test_a_file_that_has_moved_is_found_again_if_one_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here.py").write_text(MOVED)
+    main(["train", "ppo", "--env", "here.py:Mine", *TINY[2:], "--steps", "2048", "--out", "run", "--quiet"])
+    Path("here.py").rename("there.py")
+    assert fails("evaluate", "run", "--episodes", "1") == 2
+    assert "here.py, which this run was made with, is not there; say where" in capsys.readouterr().err
+    main(["evaluate", "run", "--episodes", "1", "--env", "there.py:Mine"])
+    main(["train", "ppo", "--resume", "--out", "run", "--steps", "4096", "--env", "there.py:Mine", "--quiet"])
+    main(["evaluate", "run", "--episodes", "1"])
+    assert fails("train", "ppo", "--env", "there.py:Mine", "--steps", "9", "--env-options", "plo=1") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "Mine does not take these options ({'plo': 1}): " in told
+
+
+def test_an_environment_that_cannot_be_made_says_why_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text(
+        "import gymnasium\nclass Bad(gymnasium.Env):\n    def __init__(self):\n        self.x = 1 / 0\n"
+        "class Worse(gymnasium.Env):\n    pass\n"
+    )
+    for name, part in (
+        ("Bad", r"Bad cannot be made: ZeroDivisionError: division by zero, in __init__ at .*bad.py:4$"),
+        ("Worse", r"Worse has no observation_space: set self.observation_space in its __init__$"),
+    ):
+        assert fails("train", "ppo", "--env", f"bad.py:{name}", "--steps", "9", "--quiet") == 2
+        assert re.search(part, capsys.readouterr().err.strip()), name
+
+
+def test_an_error_in_a_worker_says_where(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import gymnasium\nclass Late(gymnasium.Wrapper):\n    def __init__(self):\n"
+        "        super().__init__(gymnasium.make('CartPole-v1'))\n"
+        "    def step(self, action):\n        raise ValueError('physics exploded')\n"
+    )
+    done = rollstream("train", "ppo", "--env", "late.py:Late", "--steps", "9", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "physics exploded, in step at " in done.stderr
+    assert done.stderr.strip().endswith("late.py:6")
+
+
+def test_a_folder_that_nobody_named_is_another_if_somebody_was_quicker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    free = iter([taken, tmp_path / "free"])
+    monkeypatch.setattr(cli, "_new_folder", lambda *_: next(free))
+    with claimed(taken):
+        main(["train", "ppo", *TINY, "--steps", "256"])
+        assert (tmp_path / "free" / "checkpoints").is_dir()
+        assert not list(taken.iterdir())
+        assert fails("train", "ppo", *TINY, "--steps", "256", "--out", str(taken), "--quiet") == 2
+    assert "another process trains in" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"rollstream {version('rollstream')}\n"
 
 
 def test_ones_own_algorithm(my_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

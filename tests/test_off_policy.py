@@ -413,8 +413,8 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "workers", "first"),
     [
-        ("dqn", {"learning_starts": 990}, 0, 992),  # rounds of 4 steps
-        ("dqn", {"learning_starts": 990, "n_step": 5, "environments": 2}, 0, 1000),
+        ("dqn", {"learning_starts": 990, "environments": 1, "rollout_length": 4}, 0, 992),
+        ("dqn", {"learning_starts": 990, "environments": 2, "rollout_length": 4, "n_step": 5}, 0, 1000),
         ("sac", {"learning_starts": 999}, 0, 999),
         ("apex", {"learning_starts": 990, "environments": 4, "rollout_length": 10}, 2, 1000),
     ],
@@ -422,15 +422,14 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
 def test_a_training_that_ends_before_it_learns_is_refused(
     name: str, settings: dict[str, Any], workers: int, first: int
 ) -> None:
-    algorithm = ALGORITHMS[name]
-    config = algorithm.config(**settings)
-    with pytest.raises(rs.RollstreamError, match=rf"first update is after {first} steps, .* after {first};"):
-        algorithm.worker(config, Task(Environment("CartPole-v1"), first, workers=workers))
+    algorithm, environment = ALGORITHMS[name], "CartPole-v1" if name != "sac" else "Pendulum-v1"
+    usual: Any = {"env": environment, "config": settings, "workers": workers, "engine": "inline"}
+    told = rf"first update is after {first:,} steps, .* ends after {first:,};"
+    with pytest.raises(rs.RollstreamError, match=told):
+        rs.train(name, steps=first, quiet=True, **usual)
     settings |= {"report_every": 1, "hidden": (4,), "batch_size": 4}
     with rs.engine("inline") as engine:
-        task = Task(
-            Environment("CartPole-v1" if name != "sac" else "Pendulum-v1"), first + 60, workers=workers
-        )
+        task = Task(Environment(environment), first + 60, workers=workers)
         config = algorithm.config(**settings)
         learners = algorithm.workers(engine, config, task)
         begun = (report for report in algorithm.plan(learners, config) if learners.learner.version)

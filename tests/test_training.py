@@ -26,11 +26,11 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.environments import Environment, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
-from rollstream.training import checkpoint
+from rollstream.training import checkpoint, interrupts
 from rollstream.training.acting import TrainedPolicy
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.evaluation import Evaluation, Evaluator
-from rollstream.training.folder import RunError
+from rollstream.training.folder import InUse, RunError, claimed
 from rollstream.training.interrupts import Interrupts
 from rollstream.training.progress import RunAbout, Silent
 from rollstream.training.run import Run
@@ -219,6 +219,77 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path, name: str, config: dict[st
         assert [int(row["time/iterations"]) for row in csv.DictReader(file)] == list(range(1, 11))
 
 
+@pytest.mark.parametrize(("name", "where"), [("dqn", 101), ("sac", 150), ("dqn", 4)])
+def test_a_signal_need_not_wait_for_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
+) -> None:
+    """It stops after the round under way; what comes after it is the same as without it."""
+    monkeypatch.setattr(interrupts, "_OFTEN", 0.0)
+    beats: list[int] = []
+
+    class Stop(Recorder):
+        def beat(self, steps: int, statistics: rs.flow.Statistics) -> None:
+            beats.append(steps)
+            if steps >= where:
+                signal.raise_signal(signal.SIGINT)
+
+    usual: Any = {"env": "CartPole-v1", "steps": 300, "seed": 2, "quiet": True, "checkpoint_every": 1000}
+    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 100}}
+    usual |= {"evaluate_every": 120, "evaluate_episodes": 1}
+    straight = rs.train(name, out=tmp_path / "straight", **usual)
+    with pytest.raises(KeyboardInterrupt):
+        rs.train(name, out=tmp_path / "stopped", display=Stop(), **usual)
+    assert where <= beats[-1] < where + 8
+    stopped = rs.load(tmp_path / "stopped")
+    assert not stopped.is_over
+    assert len(stopped.metrics) == beats[-1] // 100
+    resumed = rs.train(name, out=tmp_path / "stopped", resume=True, quiet=True)
+    assert rows(straight) == rows(resumed)
+    assert learned(straight) == learned(resumed)
+
+
+def test_a_report_may_end_the_training(tmp_path: Path, straight: Run) -> None:
+    seen: list[dict[str, float]] = []
+
+    def enough(report: dict[str, float]) -> bool:
+        seen.append(report)
+        return report["time/iterations"] == 2
+
+    run = small(tmp_path / "run", on_report=enough)
+    assert [report["time/total_timesteps"] for report in seen] == [64, 128]
+    assert seen[-1].items() <= run.metrics[-1].items()
+    assert not run.is_over
+    assert rows(small(tmp_path / "run", resume=True)) == rows(straight)
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "told"), [(1.0, "after 128 steps: the evaluation reached 1"), (1e9, "was not")]
+)
+def test_why_a_training_with_a_return_to_stop_at_is_over_is_said(
+    tmp_path: Path, stop_at: float, told: str
+) -> None:
+    display = Recorder()
+    small(tmp_path / "run", steps=192, stop_at=stop_at, display=display)
+    assert told in display.notes[-1]
+
+
+def test_a_plan_without_reports_says_how_it_is_to_end() -> None:
+    odd = replace(
+        ppo.PPO, plan=lambda workers, config: ppo.plan(workers, config).for_each(lambda _: {"a": 1})
+    )
+    with pytest.raises(
+        rs.RollstreamError, match="gives dict without time/total_timesteps; end it with Report"
+    ):
+        rs.train(odd, env="CartPole-v1", steps=64, config=SMALL, quiet=True)
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
+    small(tmp_path / "run", steps=64)
+    with claimed(tmp_path / "run"), pytest.raises(InUse, match=r"another process trains in .* right now"):
+        small(tmp_path / "run", steps=128, resume=True)
+    small(tmp_path / "run", steps=128, resume=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number: signal.Signals) -> None:
     def at_three(report: dict[str, float]) -> None:
@@ -232,7 +303,7 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
         assert raised.value.args == (143,)
     assert signal.getsignal(number) is before
     _, stopping, where = display.notes
-    assert "stopping after this iteration" in stopping  # said at once
+    assert "stopping" in stopping  # said at once
     assert where == f"interrupted after 192 steps, all saved in {tmp_path / 'run'}"
     assert display.finished == [None]
     assert (tmp_path / "run" / "curve.png").exists()
@@ -795,6 +866,13 @@ def tuples() -> Any:
             r"run is not the folder of a run: it is not there; begin one there without resume",
         ),
         ("ppo", {"resume": True, "out": None}, RunError, r"say which: out='runs/...'"),
+        (ppo, {}, rs.RollstreamError, r"<module .*ppo.* is no algorithm: give a name that `rollstream list`"),
+        (
+            "dqn",
+            {"config": {"atoms": 51, "value_range": (5.0, -5.0)}},
+            rs.RollstreamError,
+            r"value_range=\(5.0, -5.0\): give the least value first",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_sentence_and_writes_nothing(

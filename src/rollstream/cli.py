@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import errno
 import importlib.util
 import io
 import json
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, Union, cast
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 
+from rollstream import __version__
 from rollstream.arguments import checked, options_of
 from rollstream.engine import RollstreamError
 from rollstream.flow import OperatorError
@@ -96,6 +98,7 @@ class Train(Generic[C]):
     def run(self, args: Sequence[str]) -> None:
         """Train, and say how to go on."""
         from rollstream.training import load, train
+        from rollstream.training.folder import InUse
 
         if self.resume and self.out is None:
             raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
@@ -111,7 +114,14 @@ class Train(Generic[C]):
         options["env_options"] = dict(map(_pair, self.env_options)) or None
         out = options["out"]
         try:
-            train(algorithm, **options)
+            while True:
+                try:
+                    train(algorithm, **options)
+                    break
+                except InUse:
+                    if self.out is not None:
+                        raise
+                    options["out"] = out = _new_folder(algorithm, str(self.env), self.seed or 0)
         except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C, or SIGTERM
             if not any((out / "checkpoints").glob("*")):
                 _exit("stopped before anything was saved", _code(stopped))
@@ -130,6 +140,12 @@ class Evaluate:
     """The folder of a run."""
     episodes: Count = 100
     """How many to run."""
+    best: Flag = False
+    """With the weights of the best evaluation, instead of the newest checkpoint."""
+    env: Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the run's own)")] = None
+    """The environment, where the file it was in has moved: my_file.py:MyEnv."""
+    seed: int = 0
+    """Of the episodes."""
     json: Flag = False
     """Write one JSON object and nothing else."""
 
@@ -137,7 +153,8 @@ class Evaluate:
         """Write the result."""
         from rollstream.training import load
 
-        result = load(self.folder).evaluate(episodes=self.episodes)
+        run = load(self.folder, best=self.best, env=self.env)
+        result = run.evaluate(episodes=self.episodes, seed=self.seed)
         if self.json:
             names = ("mean_return", "std_return", "episodes", "mean_length")
             print(json.dumps({name: getattr(result, name) for name in names}))
@@ -172,9 +189,11 @@ class Graph(Generic[C]):
         require_whole(0, workers=self.workers)
         algorithm = algos.algorithm(self.algorithm)
         configured(algorithm, self.env, self.config)  # raises for values that cannot be
-        task = Task(Recipe(self.env), steps=1, workers=self.workers)
+        task, config = Task(Recipe(self.env), steps=1, workers=self.workers), self.config
+        if getattr(config, "environments", 0) == 1:  # each worker has one, in the picture
+            config = dataclasses.replace(cast(Any, config), environments=max(1, self.workers))
         with new_engine("inline") as engine:
-            plan = algorithm.plan(algorithm.workers(engine, self.config, task), self.config)
+            plan = algorithm.plan(algorithm.workers(engine, config, task), config)
             print(getattr(flow.graph(plan), self.format)())
 
 
@@ -204,6 +223,10 @@ class Video:
     """The film, such as film.mp4."""
     episodes: Count = 1
     """How many to film."""
+    best: Flag = False
+    """With the weights of the best evaluation, instead of the newest checkpoint."""
+    env: Annotated[str | None, arg(metavar="ID", help_behavior_hint="(default: the run's own)")] = None
+    """The environment, where the file it was in has moved: my_file.py:MyEnv."""
     seed: int = 0
     """Of the first episode."""
 
@@ -213,7 +236,8 @@ class Video:
         from rollstream.training.film import film
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a window
-        returns = film(load(self.folder), self.out, episodes=self.episodes, seed=self.seed)
+        run = load(self.folder, best=self.best, env=self.env)
+        returns = film(run, self.out, episodes=self.episodes, seed=self.seed)
         told = ", ".join(f"{value:,.1f}" for value in returns)
         episodes = "episode" if len(returns) == 1 else "episodes"
         print(f"Saved {self.out}: {len(returns)} {episodes}, return {told}")
@@ -237,6 +261,9 @@ def main(args: Sequence[str] | None = None) -> None:
     done, 130 after Ctrl-C and 143 after SIGTERM.
     """
     args = (sys.argv[1:] if args is None else list(args)) or ["--help"]
+    if args == ["--version"]:
+        print(f"rollstream {__version__}")
+        return
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         try:
@@ -252,7 +279,8 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.exit(0)
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
-            _exit(f"{where}{error.strerror or error}", 1)
+            fix = "; make room, and go on by --resume" if error.errno == errno.ENOSPC else ""
+            _exit(f"{where}{error.strerror or error}{fix}", 1)
 
 
 def _show_warning(usual: Any, message: Any, category: type[Warning], filename: str, *more: Any) -> None:
@@ -406,19 +434,20 @@ def _first_line(module: str) -> str:
 def _sentence(error: RollstreamError) -> str:
     """What went wrong, for a person who did not write the code that noticed it."""
     if not isinstance(error, OperatorError):
-        return str(error).replace("resume=True", "--resume")  # as it is said here
+        text = str(error).replace("resume=True", "--resume")  # as it is said here
+        if error.__cause__ is None or isinstance(error.__cause__, RollstreamError):
+            return text
+        return text + _own_line("".join(traceback.format_exception(error.__cause__)))
     if isinstance(error.original, RollstreamError):
         return _sentence(error.original)
     if (own := re.search(r" failed: rollstream\.[\w.]+: (.*)", str(error))) is not None:  # in another process
         return own[1]
-    return str(error).partition("\n")[0] + _own_line(error.original)
+    return str(error).partition("\n")[0] + _own_line(str(error))
 
 
-def _own_line(error: BaseException | None) -> str:
+def _own_line(trace: str) -> str:
     """The innermost line of code that is no library's: where to look first."""
-    if error is None:
-        return ""
-    libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
-    return f", in {own[-1].name} at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
+    frames = re.findall(r'File "(.+)", line (\d+), in (.+)', trace)
+    own = [frame for frame in frames if not frame[0].startswith(libraries)]
+    return f", in {own[-1][2]} at {own[-1][0]}:{own[-1][1]}" if own else ""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from rollstream import flow
+from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
@@ -62,6 +63,13 @@ class Config(OffPolicyConfig):
     """If more than 1, how many values a distribution of values is over; 51 is usual."""
     value_range: tuple[float, float] = (-10.0, 10.0)
     """The least and the largest of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.atoms > 1 and not self.value_range[0] < self.value_range[1]:
+            raise RollstreamError(
+                f"value_range={self.value_range}: give the least value first, then the largest"
+            )
 
     def settings(self, progress: float) -> dict[str, float]:
         """What changes in the course of the training."""

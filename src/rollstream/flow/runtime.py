@@ -250,6 +250,9 @@ class Flow:
     def _ask_all(self, actors: Iterable[Actor[Any]], operation: Any, *args: Any) -> list[Any]:
         """One answer an actor; `None` for one that was dropped."""
         asked = [(actor, None if actor.gone else actor.ask(operation, *args)) for actor in actors]
+        waited = [future for _, future in asked if future is not None]
+        if self.engine is not None:  # for all of them: what else went wrong is told with the first error
+            self.engine.wait(waited, count=len(waited))
         return [self._answered(actor, future, operation, args) for actor, future in asked]
 
     def _answered(

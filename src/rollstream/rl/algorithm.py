@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -36,9 +37,10 @@ class Task:
         """How many of them each worker has."""
         count = max(1, self.workers)
         if environments % count:
+            enough, some = math.ceil(environments / count) * count, "s" * (environments > 1)
             raise RollstreamError(
-                f"{environments} environments cannot be shared out evenly among {count} workers; "
-                f"set environments to a multiple of {count}"
+                f"{environments} environment{some} cannot be shared out evenly among {count} workers; set "
+                f"environments to a multiple of {count}, as {enough}"
             )
         return environments // count
 

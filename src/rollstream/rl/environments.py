@@ -97,12 +97,24 @@ class Environment:
         options, found = {**self.options, **options}, self._found()
         if isinstance(found, EnvSpec):
             return _made(self.name, found, options)
-        made = found(**options)
+        try:
+            made = found(**options)
+        except RollstreamError:
+            raise
+        except Exception as error:
+            if isinstance(error, TypeError) and options:
+                raise _odd_options(self.name, options, error) from error
+            raise UnknownEnvironment(
+                f"{self.name} cannot be made: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(made, gymnasium.Env):
             raise UnknownEnvironment(
                 f"{self.name} made {type(made).__name__} {made!r}; let it make one gymnasium.Env, of which "
                 f"several are then run side by side"
             )
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(made, name, None), gymnasium.Space):
+                raise UnknownEnvironment(f"{self.name} has no {name}: set self.{name} in its __init__")
         return made
 
     def _found(self) -> Any:

@@ -95,12 +95,6 @@ class OffPolicyConfig:
 
     def worker(self, task: Task, **more: Any) -> WorkerSpec:
         """What a worker is made from."""
-        if (first := self.before_learning(task.workers)) >= task.steps:
-            raise RollstreamError(
-                f"nothing would be learned: the first update is after {first} steps, by learning_starts="
-                f"{self.learning_starts}, and the training ends after {task.steps}; set it lower, or train "
-                f"for longer"
-            )
         return WorkerSpec(
             environment=task.environment,
             environments=task.share(self.environments),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rollstream.engine import Actor, Engine
 from rollstream.rl.learner import Learner
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
+
+
+class Pulse:
+    """Asked after every item: whether a plan is to give a sign of life although no report is due."""
+
+    wanted: Callable[[], bool] = staticmethod(lambda: False)
 
 
 class Workers:
@@ -21,6 +27,7 @@ class Workers:
         self.spec = spec
         self.learner = learner
         self._stored: tuple[int, Any] = (-1, None)
+        self.pulse = Pulse()
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
             RolloutWorker, (spec,), count=count, name="worker", **terms
         )

@@ -45,13 +45,18 @@ class Course:
 
     def add(self, report: Mapping[str, float], statistics: Statistics, now: float) -> None:
         """One more report."""
-        self.report, self.statistics = report, statistics
+        self.report = report
         self.steps = int(report.get("time/total_timesteps", self.steps))
         self.evaluated = report.get("eval/mean_reward", self.evaluated)
         if (value := report.get("rollout/ep_rew_mean")) is not None:
             if len(self.returns) >= 2 * _KEPT:
                 self.returns = self.returns[::2]
             self.returns.append((self.steps, value))
+        self.beat(self.steps, statistics, now)
+
+    def beat(self, steps: int, statistics: Statistics, now: float) -> None:
+        """So many steps, and no report yet."""
+        self.steps, self.statistics = steps, statistics
         self._marks.append((now, self.steps))
         while len(self._marks) > 2 and now - self._marks[0][0] > _SECONDS:
             self._marks.popleft()

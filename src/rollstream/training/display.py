@@ -63,6 +63,15 @@ class Lines:
         """A line, unless there has just been one."""
         course, now = self._started(), self._clock()
         course.add(report, statistics, now)
+        self._show(course, now)
+
+    def beat(self, steps: int, statistics: Statistics) -> None:
+        """As a report."""
+        course, now = self._started(), self._clock()
+        course.beat(steps, statistics, now)
+        self._show(course, now)
+
+    def _show(self, course: Course, now: float) -> None:
         self._waits = self._written is not None and now - self._written < self._every
         if not self._waits:
             self._written = now
@@ -147,6 +156,11 @@ class LiveDisplay:
         """Have it in the next picture."""
         assert self._course is not None, "a display is started before it is given reports"
         self._course.add(report, statistics, self._clock())
+
+    def beat(self, steps: int, statistics: Statistics) -> None:
+        """Likewise."""
+        assert self._course is not None, "a display is started before it is given reports"
+        self._course.beat(steps, statistics, self._clock())
 
     def note(self, text: str) -> None:
         """The text, above the picture."""

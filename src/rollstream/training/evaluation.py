@@ -12,7 +12,7 @@ import numpy as np
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.environments import Environment
-from rollstream.rl.operators import Report
+from rollstream.rl.operators import Report, is_beat
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import forgotten
 from rollstream.rl.vector import Vector
@@ -179,7 +179,7 @@ class _Evaluate:
 
     def __call__(self, report: Report) -> Report:
         steps = int(report["time/total_timesteps"])
-        if steps < self._due:
+        if steps < self._due or is_beat(report):
             return report
         try:
             evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)

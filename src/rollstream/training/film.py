@@ -14,14 +14,14 @@ import gymnasium
 import numpy as np
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.environments import Environment
+from rollstream.rl.environments import Environment, UnknownEnvironment
 
 if TYPE_CHECKING:
     from rollstream.training.acting import TrainedPolicy
     from rollstream.training.run import Run
 
 _FRAMES_A_SECOND = 30
-_KINDS = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".gif")
+_KINDS = (".mp4", ".mkv", ".mov", ".webm", ".avi")
 _FIX = "pip install 'rollstream[video]'"
 
 
@@ -75,7 +75,7 @@ def _filmed(environment: Environment) -> gymnasium.Env[Any, Any]:
         )
     try:
         made = environment.one(render_mode="rgb_array")
-    except TypeError as error:
+    except UnknownEnvironment as error:
         raise FilmError(
             f"{environment.name} takes no render_mode, and so cannot be filmed: {error}"
         ) from None

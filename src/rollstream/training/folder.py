@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,6 +76,28 @@ def require_new(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file, and a run needs a folder; choose another name")
+
+
+class InUse(RunError):
+    """A folder that somebody else trains in."""
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Have a folder for oneself, as long as this process lives; raise if somebody else has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(
+                f"another process trains in {folder} right now; wait for it, or choose another folder"
+            ) from None
+        except OSError:  # not every file system knows locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def require_run(folder: Path, fix: str = "give the folder that a training was written to") -> None:
@@ -224,6 +247,11 @@ def _source(source: Any) -> Any:
 
 def _found(source: Any, argument: str) -> Any:
     if isinstance(source, str):
+        if (parts := file_and_name(source)) is not None and not parts[0].is_file():
+            raise RunError(
+                f"the file {parts[0]}, which this run was made with, is not there; say where it is now: "
+                f"{argument}=my_file.py:{parts[1]}"
+            )
         return source
     try:
         value: Any = importlib.import_module(source["module"])

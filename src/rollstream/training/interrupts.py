@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 _STOPPING: dict[int, str] = {
-    signal.SIGINT: "stopping after this iteration; Ctrl-C again ends at once",
-    signal.SIGTERM: "SIGTERM: stopping after this iteration",
+    signal.SIGINT: "stopping; Ctrl-C again ends at once",
+    signal.SIGTERM: "SIGTERM: stopping",
 }
+
+
+_OFTEN = 0.25
+"""Seconds from one sign of life to the next."""
+
+
+class Beat:
+    """Whether it is time for a sign of life: a few times a second, and after a signal."""
+
+    def __init__(self, interrupts: Interrupts):
+        self._interrupts = interrupts
+        self._last = time.monotonic()
+
+    def __call__(self) -> bool:
+        """Whether it is."""
+        now = time.monotonic()
+        if now - self._last < _OFTEN and self._interrupts.received is None:
+            return False
+        self._last = now
+        return True
 
 
 class Interrupts:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 from rollstream.algos import fitting
-from rollstream.engine import ActorEvent, Engine
+from rollstream.engine import ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
 from rollstream.flow.shard import files_apart
-from rollstream.rl.operators import Report
+from rollstream.rl.operators import Report, is_beat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.workers import Workers
@@ -29,8 +30,8 @@ from rollstream.training.checkpoint import (
 )
 from rollstream.training.curve import draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
-from rollstream.training.folder import Recipe, require_writable, write_recipe
-from rollstream.training.interrupts import Interrupts
+from rollstream.training.folder import Recipe, claimed, require_new, require_writable, write_recipe
+from rollstream.training.interrupts import Beat, Interrupts
 from rollstream.training.metrics import STEPS, MetricsLog, Row, Stopwatch, read_metrics, row_of
 from rollstream.training.progress import Display, RunAbout
 
@@ -45,10 +46,18 @@ class Loop:
         recipe: what to train.
         folder: where to write; `None` writes nothing.
         display: who is shown it.
+        on_report: is given every report, and may end the training by `True`.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path | None, display: Display):
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path | None,
+        display: Display,
+        on_report: Callable[[Report], object] | None = None,
+    ):
         self._recipe = recipe
+        self._on_report = on_report
         self._folder = folder
         self._display = display
         self._every = recipe.saving["every"] or max(1, min(recipe.task.steps // 10, _OFTEN))
@@ -64,9 +73,15 @@ class Loop:
 
     def run(self, resume: bool) -> None:
         """Train to the end, from the beginning or from the newest checkpoint."""
+        with ExitStack() as scope:
+            self._run(resume, scope)
+
+    def _run(self, resume: bool, scope: ExitStack) -> None:
         recipe = self._recipe
         if self._folder is not None:
             require_writable(self._folder)
+        if resume and self._folder is not None:
+            scope.enter_context(claimed(self._folder))
         start = latest(self._folder / "checkpoints") if resume and self._folder is not None else None
         done = 0 if start is None else start.step
         recipe.task.spaces()  # there is such an environment
@@ -77,18 +92,22 @@ class Loop:
             self.rows, self.weights = read_metrics(self._folder, done), load_weights(start.path)
             return
         self._tell_of_the_beginning(about, start is None and resume)
-        with ExitStack() as scope:
-            engine = scope.enter_context(open_engine(recipe.engine))
-            interrupts = Interrupts(self._display.note)
-            workers, plan = self._built(engine, scope, interrupts)
-            if start is not None:
-                plan.load_state_dict(start.state["plan"], apart=start.path)
-            log = scope.enter_context(closing(self._opened(engine, done)))
-            self.rows = log.rows
-            scope.enter_context(interrupts)
-            self._train(plan, workers, log, start, interrupts)
-            plan.close()
-            self.weights = workers.learner.published()
+        engine = scope.enter_context(open_engine(recipe.engine))
+        interrupts = Interrupts(self._display.note)
+        workers, plan = self._built(engine, scope, interrupts)
+        if start is not None:
+            plan.load_state_dict(start.state["plan"], apart=start.path)
+        if self._folder is not None and not resume:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scope.enter_context(claimed(self._folder))
+            require_new(self._folder)  # nobody was quicker
+        log = scope.enter_context(closing(self._opened(engine, done)))
+        self.rows = log.rows
+        scope.enter_context(interrupts)
+        workers.pulse.wanted = Beat(interrupts)
+        self._train(plan, workers, log, start, interrupts)
+        plan.close()
+        self.weights = workers.learner.published()
 
     def _tell_of_the_beginning(self, about: RunAbout, anew: bool) -> None:
         if about.steps != self._recipe.task.steps:
@@ -114,6 +133,7 @@ class Loop:
                 f"{algorithm.name} cannot learn in {task.environment.name}: {error}"
                 + (f"; these can: {others}" if others else "")
             ) from None
+        self._require_learning()
         plan, evaluation = algorithm.plan(workers, config), self._recipe.evaluation
         if evaluation["every"] is not None:
             evaluator = Evaluator(
@@ -126,6 +146,16 @@ class Loop:
             scope.enter_context(evaluator)
             plan = with_evaluation(plan, workers, evaluator, evaluation["every"], evaluation["episodes"])
         return workers, plan
+
+    def _require_learning(self) -> None:
+        """Raise if the training would be over before anything is learned."""
+        before, task = getattr(self._recipe.config, "before_learning", None), self._recipe.task
+        if before is not None and (first := before(task.workers)) >= task.steps:
+            raise RollstreamError(
+                f"nothing would be learned: the first update is after {first:,} steps, by learning_starts="
+                f"{self._recipe.config.learning_starts}, and the training ends after {task.steps:,}; set it "
+                f"lower, or train for longer"
+            )
 
     def _opened(self, engine: Engine, done: int) -> MetricsLog:
         """The folder is made when all that can be wrong has been seen to be right."""
@@ -148,6 +178,13 @@ class Loop:
         watch, report, over = Stopwatch(done, elapsed), None, False
         try:
             for given in plan:
+                self._require_steps(given)
+                if is_beat(given):
+                    report = given
+                    self._display.beat(int(given[STEPS]), plan.statistics())
+                    if interrupts.received is not None:
+                        break
+                    continue
                 report = watch.timed(given)
                 self._record(report, plan, log)
                 if self._draft is not None and self._draft.whole:
@@ -155,7 +192,8 @@ class Loop:
                 if _is_best(report):
                     self._keep_best(workers, report)
                 over = self._recipe.is_over(int(report[STEPS]), report.get("eval/mean_reward"))
-                if over or interrupts.received is not None:
+                ended = self._on_report is not None and self._on_report(dict(report)) is True
+                if over or ended or interrupts.received is not None:
                     break
                 if report[STEPS] >= due and self._draft is None:
                     self._save(plan, workers, report, watch, log)
@@ -171,9 +209,27 @@ class Loop:
                 if (wrong := self._finish(plan)) is not None:
                     raise CheckpointError(wrong)
             self._draw()
+            self._tell_of_the_end(report, over)
         if interrupts.received is not None and not over:
             self._say_where(done if report is None else int(report[STEPS]))
             interrupts.end()
+
+    def _require_steps(self, report: Any) -> None:
+        if not isinstance(report, Mapping) or STEPS not in report:
+            raise RollstreamError(
+                f"the plan of {self._recipe.algorithm.name} gives {type(report).__name__} without {STEPS}; "
+                f"end it with ReportMetrics(stream, workers)"
+            )
+
+    def _tell_of_the_end(self, report: Report, over: bool) -> None:
+        """Why it is over, if it was to end when a return is reached."""
+        stop_at, best = self._recipe.evaluation["stop_at"], report.get("eval/mean_reward")
+        if stop_at is not None and best is not None and best >= stop_at:
+            self._display.note(f"stopped after {report[STEPS]:,} steps: the evaluation reached {stop_at:g}")
+        elif stop_at is not None and over:
+            found = [row["eval/best_mean_reward"] for row in self.rows if "eval/best_mean_reward" in row]
+            told = f"the best evaluation was {found[-1]:.1f}" if found else "nothing was evaluated"
+            self._display.note(f"{stop_at:g} was not reached: {told}")
 
     def _record(self, report: Report, plan: Iter[Report], log: MetricsLog) -> None:
         statistics = plan.statistics()

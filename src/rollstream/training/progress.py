@@ -41,6 +41,10 @@ class Display(Protocol):
         """An iteration is over. The report also has `time/fps`, `time/time_elapsed` and evaluations."""
         ...
 
+    def beat(self, steps: int, statistics: Statistics) -> None:
+        """There have been so many steps, and the next report is yet to come."""
+        ...
+
     def note(self, text: str) -> None:
         """Something a person should know: one line. May come before `start`."""
         ...
@@ -57,6 +61,9 @@ class Silent:
         """Nothing."""
 
     def report(self, report: Report, statistics: Statistics) -> None:
+        """Nothing."""
+
+    def beat(self, steps: int, statistics: Statistics) -> None:
         """Nothing."""
 
     def note(self, text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import RollstreamError
+from rollstream.files import file_and_name
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.environments import Environment, Source
 from rollstream.rl.worker import PolicyMaker
@@ -69,7 +70,7 @@ class Request:
         if folder is None:
             raise RunError("resume=True goes on with the run in a folder; say which: out='runs/...'")
         require_run(folder, "begin one there without resume")
-        source = None if isinstance(self.env, str) else self.env
+        source = None if isinstance(self.env, str) and file_and_name(self.env) is None else self.env
         saved = read_recipe(folder, algorithm=self.algorithm, source=source, policy=self.policy)
         for what, given, there in self._compared(saved):
             if given != there:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from rollstream.algos import algorithm as algorithm_of
+from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm
 from rollstream.rl.environments import Source
+from rollstream.rl.operators import Report
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import PolicyMaker
 from rollstream.training.acting import TrainedPolicy
@@ -44,11 +46,12 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     frame_stack: int | None = None,
     policy: PolicyMaker | None = None,
+    on_report: Callable[[Report], object] | None = None,
 ) -> Run:
     """Train an algorithm on an environment.
 
-    Ctrl-C and SIGTERM finish the iteration, write a checkpoint and end the program as usual; a second one
-    does not wait.
+    Ctrl-C and SIGTERM finish what is under way, write a checkpoint and end the program as usual; Ctrl-C once
+    more does not wait.
 
     Args:
         algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or the object itself.
@@ -70,8 +73,14 @@ def train(
         env_options: keyword arguments for making the environment.
         frame_stack: how many observations the policy sees at once.
         policy: makes a policy, instead of the algorithm's own.
+        on_report: is given every report, as metrics have it; the training is saved and ends if it gives
+            `True`.
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(chosen, Algorithm):
+        raise RollstreamError(
+            f"{chosen!r} is no algorithm: give a name that `rollstream list` shows, or an Algorithm"
+        )
     folder = None if out is None else Path(out)
     request = Request(
         chosen,
@@ -91,7 +100,7 @@ def train(
         require_new(folder)
     recipe = request.resumed(folder) if resume else request.recipe()
     show = display or _display(quiet)
-    loop = Loop(recipe, folder, show)
+    loop = Loop(recipe, folder, show, on_report)
     try:
         loop.run(resume)
     except BaseException:
@@ -122,6 +131,8 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether it has got where it was to end."""
+        if not self.metrics:
+            return False
         last = self.metrics[-1]
         return self.recipe.is_over(_steps(last), cast(float | None, last.get("eval/mean_reward")))
 
