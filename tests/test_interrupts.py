@@ -76,7 +76,7 @@ def test_interrupted_anywhere(
     def operator(item: Any) -> Any:
         nonlocal seen
         seen += 1
-        if seen == 7 and interrupt == "error":
+        if seen >= 7 and interrupt == "error":  # two threads count, and may both pass 7 before they look
             raise ValueError("enough")
         if seen == 7 and interrupt == "ctrl-c" and here == (os.getpid(), threading.get_ident()):
             raise KeyboardInterrupt
