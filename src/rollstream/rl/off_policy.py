@@ -74,10 +74,8 @@ class OffPolicyConfig:
 
     def before_learning(self, workers: int) -> int:
         """Environment steps before the first update, with so many workers; windows need some more steps."""
-        steps, each = (
-            self.learning_starts + self.environments * (self.n_step - 1),
-            self.steps_at_once(workers),
-        )
+        steps = self.learning_starts + self.environments * (self.n_step - 1)
+        each = self.steps_at_once(workers)
         return math.ceil(steps / each) * each
 
     @property
