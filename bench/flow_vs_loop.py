@@ -24,8 +24,8 @@ import rollstream as rs
 from rollstream.algos.a3c import A3C
 from rollstream.algos.ppo import PPO
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.environments import Environment
-from rollstream.rl.workers import Workers
+from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.worker_set import WorkerSet
 
 ENGINES = ("processes",)
 WORKERS = 2
@@ -40,7 +40,7 @@ class Case:
     """An algorithm, its loop, and how much of it makes a turn."""
 
     algorithm: Algorithm[Any]
-    loop: Callable[[Workers, Any], Iterator[Any]]
+    loop: Callable[[WorkerSet, Any], Iterator[Any]]
     reports: int
     """In a turn; of PPO one is an update, of A3C a hundred."""
     target: float
@@ -96,7 +96,7 @@ def interval(ratios: np.ndarray[Any, Any]) -> tuple[float, float]:
 
 
 def measure(name: str, case: Case, engine_name: str, pairs: int) -> Figure:
-    config, task = case.algorithm.config(), Task(Environment("CartPole-v1"), 10**9, workers=WORKERS)
+    config, task = case.algorithm.config(), Task(EnvSpec("CartPole-v1"), 10**9, workers=WORKERS)
     with rs.engine(engine_name) as engine:
         by_flow, by_loop = (case.algorithm.workers(engine, config, task) for _ in range(2))
         plan = case.algorithm.plan(by_flow, config)
@@ -118,7 +118,7 @@ def measure(name: str, case: Case, engine_name: str, pairs: int) -> Figure:
     )
 
 
-def require_equal(one: Workers, other: Workers) -> None:
+def require_equal(one: WorkerSet, other: WorkerSet) -> None:
     """Raise unless both have learned the same."""
     mine, theirs = one.learner.published(), other.learner.published()
     if one.learner.version != other.learner.version or any(

@@ -31,9 +31,9 @@ from typing import Any
 import support
 
 from rollstream.replay.service import ReplayShard
-from rollstream.rl import operators, replaying
+from rollstream.rl import operators, replay_operators
 from rollstream.rl.worker import RolloutWorker
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 PAPER = {
     "a3c": (87, 9, 52),
@@ -46,10 +46,10 @@ PAPER = {
 REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.ParallelRollouts: (RolloutWorker.sample,),
     operators.ComputeGradients: (RolloutWorker.compute_gradients,),
-    operators.TrainOneStep: (Workers.publish, RolloutWorker.set_weights),
-    operators.ApplyGradients: (Workers.publish, RolloutWorker.set_weights),
-    operators.UpdateWeights: (Workers.publish, RolloutWorker.set_weights),
-    replaying.ParallelReplay: (ReplayShard.sample, ReplayShard.store, ReplayShard.update),
+    operators.TrainOneStep: (WorkerSet.publish, RolloutWorker.set_weights),
+    operators.ApplyGradients: (WorkerSet.publish, RolloutWorker.set_weights),
+    operators.UpdateWeights: (WorkerSet.publish, RolloutWorker.set_weights),
+    replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.store, ReplayShard.update),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
 
@@ -108,7 +108,7 @@ def used(thing: Any) -> set[Any]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     found: set[Any] = set()
     for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-        for module in (operators, replaying):
+        for module in (operators, replay_operators):
             other = getattr(module, name, None)
             if other is not thing and getattr(other, "__module__", None) == module.__name__:
                 found |= {other, *REMOTE.get(other, ()), *used(other)}

@@ -15,7 +15,7 @@ from rollstream.flow import Context
 from rollstream.rl.batch import Batch
 from rollstream.rl.operators import WINDOW, StandardizeFields, episodes
 from rollstream.rl.worker import RolloutWorker
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Returns = deque[Any]
 """Returns and lengths of the last episodes: what a loop reports."""
@@ -32,7 +32,7 @@ def gradients(worker: RolloutWorker) -> tuple[Any, Any, Any, int]:
     return (*worker.compute_gradients(batch), episodes(batch)["episodes"], batch.steps)
 
 
-def ppo(workers: Workers) -> Iterator[Returns]:
+def ppo(workers: WorkerSet) -> Iterator[Returns]:
     """Sample everywhere, join, standardize, train, publish; gives the last episodes after each update."""
     engine, learner = workers.engine, workers.learner
     standardize = StandardizeFields(["advantage"])
@@ -46,7 +46,7 @@ def ppo(workers: Workers) -> Iterator[Returns]:
         yield window
 
 
-def a3c(workers: Workers, every: int) -> Iterator[Returns]:
+def a3c(workers: WorkerSet, every: int) -> Iterator[Returns]:
     """Gradients as they come: apply, send the weights back, ask again; gives the last episodes at times."""
     engine, learner = workers.engine, workers.learner
     window: Returns = deque(maxlen=WINDOW)

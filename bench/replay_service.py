@@ -22,7 +22,7 @@ import numpy as np
 import support
 
 import rollstream as rs
-from rollstream.apart import summary
+from rollstream.background_save import summary
 from rollstream.engine import Actor
 from rollstream.replay import Column
 from rollstream.replay.buffer import Chunk

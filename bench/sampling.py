@@ -31,14 +31,14 @@ import support
 import rollstream as rs
 from rollstream.flow import Iter
 from rollstream.rl.batch import Batch
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
 from rollstream.rl.operators import ParallelRollouts
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import WorkerSpec
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
-ENVIRONMENT = Environment("CartPole-v1")
+ENVIRONMENT = EnvSpec("CartPole-v1")
 WORKERS = (0, 1, 2)
 ENVIRONMENTS = 8
 LENGTH = 250
@@ -91,7 +91,7 @@ def flows(count: int) -> Iterator[dict[str, Turn]]:
     """Both gathers, over the same workers."""
     spec = WorkerSpec(ENVIRONMENT, ENVIRONMENTS, LENGTH, Coin)
     with rs.engine("processes" if count else "inline") as engine:
-        workers = Workers(engine, spec, Learner(Coin(), None, optax.sgd(0.1)), max(1, count))
+        workers = WorkerSet(engine, spec, Learner(Coin(), None, optax.sgd(0.1)), max(1, count))
 
         def sync(items: int) -> int:
             rows = ParallelRollouts(workers).gather_sync().flatten()
@@ -103,7 +103,7 @@ def flows(count: int) -> Iterator[dict[str, Turn]]:
         yield {"gather_sync": sync, "gather_async": asynchronous}
 
 
-def _consumed(workers: Workers, batches: Iter[Batch], items: int) -> int:
+def _consumed(workers: WorkerSet, batches: Iter[Batch], items: int) -> int:
     return sum(batch.steps for batch in batches.take(items * len(workers.actors)))
 
 

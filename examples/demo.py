@@ -10,7 +10,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.algos.ppo import PPO, Config
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 
 OUT = Path("runs/demo")
 
@@ -18,7 +18,7 @@ OUT = Path("runs/demo")
 def show_plan() -> None:
     """The plan that is about to run: drawn, not run."""
     with rs.engine("inline") as engine:
-        task, config = Task(Environment("CartPole-v1"), steps=1), Config()
+        task, config = Task(EnvSpec("CartPole-v1"), steps=1), Config()
         graph = flow.graph(PPO.plan(PPO.workers(engine, config, task), config))
         (OUT / "graph.svg").write_text(graph.svg())
         print(f"The plan (src/rollstream/algos/ppo.py)\n\n{graph}\n")

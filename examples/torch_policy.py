@@ -29,7 +29,7 @@ import rollstream as rs
 from rollstream.algos import ppo
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import Finish, Rollout, WorkerSpec
 
@@ -240,7 +240,7 @@ def main() -> None:
     """Train until CartPole is balanced most of the time."""
     name = sys.argv[1] if len(sys.argv) > 1 else "inline"
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    task = Task(Environment("CartPole-v1"), steps=100_000, seed=1, workers=workers)
+    task = Task(EnvSpec("CartPole-v1"), steps=100_000, seed=1, workers=workers)
     config = ppo.Config()
     with rs.engine(name) as engine:
         for report in TORCH_PPO.plan(TORCH_PPO.workers(engine, config, task), config):

@@ -20,9 +20,9 @@ import numpy as np
 import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {
@@ -86,11 +86,11 @@ def training(
     seed: int = 3,
     steps: int = 10_000,
     **settings: Any,
-) -> Iterator[tuple[Any, Workers]]:
+) -> Iterator[tuple[Any, WorkerSet]]:
     """A plan of two workers, and its workers, on a fresh engine."""
     algorithm = ALGORITHMS[name]
     config = algorithm.config(**{**SMALL[name], **settings})
-    task = Task(Environment(environment), steps, seed, workers=2)
+    task = Task(EnvSpec(environment), steps, seed, workers=2)
     with rs.engine(engine) as opened:
         workers = algorithm.workers(opened, config, task)
         yield algorithm.plan(workers, config), workers

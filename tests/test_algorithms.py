@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from learning_runs import SMALL, fingerprint, trained, training
-from little_environments import Signals, Target
+from small_envs import Signals, Target
 
 import rollstream as rs
 from rollstream.algos import ALGORITHMS, a2c, ppo
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.spaces import SpaceError
 
 WIDE: dict[str, dict[str, Any]] = {
@@ -137,11 +137,11 @@ def test_an_action_space_that_does_not_fit_is_named(name: str) -> None:
         rs.engine("inline") as engine,
         pytest.raises(SpaceError, match=r"this environment's action space is MultiB"),
     ):
-        algorithm.workers(engine, algorithm.config(), Task(Environment(Buttons), 10))
+        algorithm.workers(engine, algorithm.config(), Task(EnvSpec(Buttons), 10))
 
 
 def test_environments_are_shared_out_evenly() -> None:
-    task = Task(Environment("CartPole-v1"), 10, workers=3)
+    task = Task(EnvSpec("CartPole-v1"), 10, workers=3)
     with pytest.raises(
         rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 workers"
     ):

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from rollstream.plain import NotPlain, packed, unpacked
 from rollstream.rl.batch import Batch
+from rollstream.state_codec import NotPlain, packed, unpacked
 from rollstream.training.checkpoint import (
     CheckpointError,
     latest,

@@ -17,7 +17,7 @@ import pytest
 from rollstream import cli
 from rollstream.cli import main
 from rollstream.training.display import Lines
-from rollstream.training.folder import claimed
+from rollstream.training.run_folder import claimed
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")

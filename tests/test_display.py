@@ -13,10 +13,10 @@ from rich.console import Console
 
 from rollstream.flow import Statistics
 from rollstream.flow.statistics import NodeStatistics
-from rollstream.training.course import Course, headline, sparkline
 from rollstream.training.curve import curve_svg, draw_curve, ticks
 from rollstream.training.display import Lines, LiveDisplay, display_for
 from rollstream.training.progress import RunAbout
+from rollstream.training.progress_tracker import ProgressTracker, headline, sparkline
 
 ABOUT = RunAbout("ppo", "CartPole-v1", 10_000, 1, 2, "processes", Path("runs/x"), 0)
 
@@ -115,7 +115,7 @@ def test_a_display_that_never_started_finishes() -> None:
 
 def drawn(width: int = 100, height: int = 40) -> str:
     display, _, clock = live(width, height)
-    display._course = Course(ABOUT)
+    display._course = ProgressTracker(ABOUT)
     for index in range(1, 21):
         clock.now += 0.5
         display.report(report(250 * index, 10.0 * index), statistics())
@@ -160,7 +160,7 @@ def test_no_picture_is_too_high(height: int, nodes: int) -> None:
 
 def test_before_the_first_report_and_the_first_episode() -> None:
     display, _, _ = live()
-    display._course = Course(ABOUT)
+    display._course = ProgressTracker(ABOUT)
     assert "compiling" in display.picture().plain
     display.report(report(100, None), Statistics(0.0, ()))
     assert "no episode has ended yet" in display.picture().plain
@@ -190,7 +190,7 @@ def test_many_nodes_are_the_busiest_in_their_order() -> None:
         for index in range(40)
     )
     display, _, _ = live()
-    display._course = Course(ABOUT)
+    display._course = ProgressTracker(ABOUT)
     display.report(report(100), Statistics(10.0, nodes))
     shown = [line.split()[1] for line in display.picture().plain.splitlines() if line.startswith("node ")]
     assert len(shown) == 13  # and the title
@@ -201,7 +201,7 @@ def test_many_nodes_are_the_busiest_in_their_order() -> None:
 
 
 def test_the_speed_is_that_of_the_last_seconds() -> None:
-    course = Course(ABOUT)
+    course = ProgressTracker(ABOUT)
     course.add(report(100), statistics(), 0.0)
     assert course.rate is None
     assert course.left(0.0) is None
@@ -215,7 +215,7 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
 
 
 def test_returns_are_kept_within_bounds() -> None:
-    course = Course(ABOUT)
+    course = ProgressTracker(ABOUT)
     for index in range(5_000):
         course.add(report(index, float(index)), statistics(), float(index))
     assert len(course.returns) <= 1024

@@ -23,9 +23,9 @@ from rollstream.engine import (
     ReentryError,
     ThreadsEngine,
 )
-from rollstream.engine.actor import Cell, Message
-from rollstream.engine.ledger import Ledger
-from rollstream.engine.supervision import Terms
+from rollstream.engine.actor import ActorSlot, Message
+from rollstream.engine.in_flight import InFlight
+from rollstream.engine.supervision import SpawnOptions
 from rollstream.testing import ChaosEngine
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
 
@@ -149,7 +149,7 @@ def test_inline_refuses_reentry() -> None:
             recorder.call("note_through", recorder, 1).result()
         with pytest.raises(ReentryError):
             recorder.call("pass_on", other, recorder, 1).result()
-        assert engine.ledger.idle()
+        assert engine.in_flight.idle()
         recorder.call("note_through", other, 2).result()
     assert seen == [2]
 
@@ -167,7 +167,7 @@ def test_inline_lets_an_interrupt_through() -> None:
         [recorder] = engine.spawn(Recorder, ([],))
         with pytest.raises(KeyboardInterrupt):
             recorder.call("fail", KeyboardInterrupt())
-        assert engine.ledger.idle()
+        assert engine.in_flight.idle()
         assert recorder.call("note", 1).result() is None
 
 
@@ -252,7 +252,7 @@ def test_threads_refuse_what_was_not_handled_when_they_are_closed_in_a_hurry() -
 class DropsSends(InlineEngine):
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if message.future is None:
-            self.ledger.settle(message)
+            self.in_flight.settle(message)
         else:
             super()._deliver(actor, message)
 
@@ -300,27 +300,27 @@ class LetsCallsOvertakeSends(HoldsSends):
 
 
 class KeepsBooks(InlineEngine):
-    books: type[Ledger]
+    books: type[InFlight]
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = self.books()
+        self.in_flight = self.books()
 
 
 class SwallowsFailures(KeepsBooks):
-    class books(Ledger):  # noqa: N801
+    class books(InFlight):  # noqa: N801
         def raise_failure(self) -> None:
             pass
 
 
 class SwallowsErrors(KeepsBooks):
-    class books(Ledger):  # noqa: N801
+    class books(InFlight):  # noqa: N801
         def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
             super().settle(message, value, None)
 
 
 class ChangesErrors(KeepsBooks):
-    class books(Ledger):  # noqa: N801
+    class books(InFlight):  # noqa: N801
         def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
             super().settle(message, value, error and RuntimeError(str(error)))
 
@@ -331,7 +331,7 @@ class SharesNames(InlineEngine):
 
 
 class SharesInstances(InlineEngine):
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         actors = super()._start(cells, terms)
         for cell in cells:
             cell.instance = cells[0].instance

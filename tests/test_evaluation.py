@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rollstream as rs
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.vector import NativeVector
 from rollstream.training.checkpoint import Draft
 from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
@@ -64,7 +64,7 @@ def still() -> Any:
 
 def test_an_episode_without_an_end_is_cut_and_that_is_said_once() -> None:
     notes: list[str] = []
-    with Evaluator(Environment(Walk), still(), longest=30, say=notes.append) as evaluator:
+    with Evaluator(EnvSpec(Walk), still(), longest=30, say=notes.append) as evaluator:
         for _ in range(2):
             assert evaluator({}, 3) == Evaluation(60.0, 0.0, 30.0, 3)
         assert evaluator({}, 40).episodes == 16  # an environment that has not ended begins no other
@@ -73,21 +73,21 @@ def test_an_episode_without_an_end_is_cut_and_that_is_said_once() -> None:
 
 
 def test_an_episode_that_ends_in_time_is_not_cut() -> None:
-    with Evaluator(Environment(partial(Walk, 30)), still(), longest=30, say=pytest.fail) as evaluator:
+    with Evaluator(EnvSpec(partial(Walk, 30)), still(), longest=30, say=pytest.fail) as evaluator:
         assert evaluator({}, 40) == Evaluation(60.0, 0.0, 30.0, 40)
 
 
 def test_an_evaluation_can_be_stopped() -> None:
     asked = iter([False, False, True])
     with (
-        Evaluator(Environment(Walk), still(), stopped=lambda: next(asked)) as evaluator,
+        Evaluator(EnvSpec(Walk), still(), stopped=lambda: next(asked)) as evaluator,
         pytest.raises(EvaluationStopped),
     ):
         evaluator({}, 1)
 
 
 def test_a_short_evaluation_is_finished() -> None:
-    with Evaluator(Environment(partial(Walk, 30)), still(), stopped=lambda: True) as evaluator:
+    with Evaluator(EnvSpec(partial(Walk, 30)), still(), stopped=lambda: True) as evaluator:
         assert evaluator({}, 40).episodes == 40
 
 
@@ -115,7 +115,7 @@ def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -
 
 
 def test_rows_that_are_no_steps_count_neither_as_length_nor_as_return() -> None:
-    class Native(Environment):
+    class Native(EnvSpec):
         def make(self, count: int, seed: int | None = None) -> Any:
             mode = AutoresetMode.NEXT_STEP
             return NativeVector(SyncVectorEnv([partial(Walk, 3)] * count, autoreset_mode=mode))
@@ -129,12 +129,12 @@ def test_evaluations_are_due_at_multiples_whatever_the_size_of_batches() -> None
         def published(self) -> Any:
             return {}
 
-    class Workers:
+    class WorkerSet:
         learner = Learner()
 
-    workers: Any = Workers()
+    workers: Any = WorkerSet()
     reports = rs.flow.from_items([{"time/total_timesteps": float(steps)} for steps in range(70, 701, 70)])
-    with Evaluator(Environment(partial(Walk, 3)), still()) as evaluator:
+    with Evaluator(EnvSpec(partial(Walk, 3)), still()) as evaluator:
         given = list(with_evaluation(reports, workers, evaluator, every=100, episodes=1))
     evaluated = [report["time/total_timesteps"] for report in given if "eval/mean_reward" in report]
     assert evaluated == [140, 210, 350, 420, 560, 630, 700]

@@ -18,7 +18,7 @@ from rollstream.engine import RollstreamError
 from rollstream.rl.advantages import generalized_advantages
 from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Diverged, Learner, in_minibatches, shuffled, trained
 from rollstream.rl.normalize import LIMIT, Moments, combined, moments_of, normalized, numbers
 from rollstream.rl.on_policy import explained_variance, mean_of, statistics_of
@@ -175,7 +175,7 @@ def example(algorithm: ModuleType, kind: str, **more: Any) -> tuple[Any, ActorCr
 
 
 def task(steps: int = 1000) -> Task:
-    return Task(Environment("CartPole-v1"), steps)
+    return Task(EnvSpec("CartPole-v1"), steps)
 
 
 @pytest.mark.parametrize("kind", ACTIONS)

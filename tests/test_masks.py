@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from little_environments import sampled, worker_of
+from small_envs import sampled, worker_of
 
 from rollstream.rl.actor_critic import with_advantages
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError
-from rollstream.rl.vector import LeanVector, NativeVector, Vector
+from rollstream.rl.vector import NativeVector, SyncVector, Vector
 from rollstream.rl.worker import WorkerSpec
-from rollstream.training.acting import TrainedPolicy
+from rollstream.training.inference import TrainedPolicy
 
 LEGAL = np.array([1, 1, 0], np.int8)
 MODES = {
@@ -56,7 +56,7 @@ class Masked(gymnasium.Env[Any, Any]):
 
 def vector_of(way: str, make: Any) -> Vector:
     if way == "lean":
-        return LeanVector(make, 2)
+        return SyncVector(make, 2)
     return NativeVector(SyncVectorEnv([make] * 2, autoreset_mode=MODES[way]))
 
 
@@ -89,7 +89,7 @@ def test_an_observation_to_act_on_needs_one(way: str) -> None:
 def test_a_worker_bootstraps_from_a_last_observation_without_mask() -> None:
     make = partial(gymnasium.wrappers.TimeLimit, Masked(silent=2), max_episode_steps=2)
     finish = partial(with_advantages, discount=0.9, trace=0.9)
-    batch = sampled(worker_of(WorkerSpec(Environment(make), 1, 8, ActorCriticPolicy, finish)))
+    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 1, 8, ActorCriticPolicy, finish)))
     assert batch["truncated"].sum() == 4
     assert (batch["action"] < 2).all()
 
@@ -139,7 +139,7 @@ def test_a_mask_that_is_told_twice_counts_once(way: str) -> None:
 
 
 def test_acting_needs_no_mask_but_heeds_one() -> None:
-    vector = LeanVector(Masked, 1)
+    vector = SyncVector(Masked, 1)
     policy = ActorCriticPolicy(vector.observation_space, vector.action_space)
     actor = TrainedPolicy(policy, policy.init(0), vector.observation_space, vector.action_space)
     free = {int(actor.act(np.zeros(2), deterministic=False)) for _ in range(30)}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from learning_runs import SMALL, fingerprint, trained, training
-from little_environments import Samples, Signals
+from small_envs import Samples, Signals
 
 import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.spaces import SpaceError
 
 HOMES = {
@@ -400,7 +400,7 @@ def test_an_action_space_that_does_not_fit_is_named(name: str, environment: Any,
         rs.engine("inline") as engine,
         pytest.raises(SpaceError, match=rf"^{name} acts in spaces of kind {kinds}[^\n]*$"),
     ):
-        algorithm.workers(engine, algorithm.config(), Task(Environment(environment), 10_000))
+        algorithm.workers(engine, algorithm.config(), Task(EnvSpec(environment), 10_000))
 
 
 @pytest.mark.parametrize("name", HOMES)
@@ -429,7 +429,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
         rs.train(name, steps=first, quiet=True, **usual)
     settings |= {"report_every": 1, "hidden": (4,), "batch_size": 4}
     with rs.engine("inline") as engine:
-        task = Task(Environment(environment), first + 60, workers=workers)
+        task = Task(EnvSpec(environment), first + 60, workers=workers)
         config = algorithm.config(**settings)
         learners = algorithm.workers(engine, config, task)
         begun = (report for report in algorithm.plan(learners, config) if learners.learner.version)
@@ -439,7 +439,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
 
 def test_environments_and_shards_are_shared_out() -> None:
     apex = ALGORITHMS["apex"]
-    task = Task(Environment("CartPole-v1"), 10_000, workers=3)
+    task = Task(EnvSpec("CartPole-v1"), 10_000, workers=3)
     with pytest.raises(rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 work"):
         apex.worker(apex.config(), task)
     with pytest.raises(rs.RollstreamError, match="2 environments cannot be shared out evenly among 3 work"):
@@ -451,7 +451,7 @@ def test_environments_and_shards_are_shared_out() -> None:
 
 def test_every_environment_of_apex_is_bold_in_its_own_way() -> None:
     apex = ALGORITHMS["apex"]
-    spec = apex.worker(apex.config(environments=4), Task(Environment("CartPole-v1"), 10_000, workers=2))
+    spec = apex.worker(apex.config(environments=4), Task(EnvSpec("CartPole-v1"), 10_000, workers=2))
     assert spec.vary is not None
     late, early = ({"epsilon": np.float32(own)} for own in (0.0, 1.0))
     found = np.concatenate([spec.vary(late, index)["epsilon"][:, 0] for index in (0, 1)])

@@ -11,9 +11,9 @@ import pytest
 from gymnasium import spaces
 
 from rollstream.algos import ddpg, dqn, sac, td3
+from rollstream.rl.action_distributions import LOG_STD, Squashed
 from rollstream.rl.algorithm import Task
-from rollstream.rl.behaviours import LOG_STD, Squashed
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Diverged, trained
 from rollstream.rl.off_policy import Critics, importance, polyak, returns
 
@@ -25,7 +25,7 @@ N = 12
 
 
 def task(seed: int = 3) -> Task:
-    return Task(Environment("CartPole-v1"), 1000, seed)
+    return Task(EnvSpec("CartPole-v1"), 1000, seed)
 
 
 def in_double(weights: Weights) -> Weights:

@@ -9,10 +9,10 @@ from gymnasium import spaces
 
 from rollstream.engine import ActorContext
 from rollstream.replay.transitions import transition_buffer
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import newest_frames, transition_signature
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.replaying import chunk_of
+from rollstream.rl.replay_operators import chunk_of
 from rollstream.rl.spaces import channel_axis
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
@@ -45,7 +45,7 @@ class Pages(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("shape", [(40, 40, 1), (2, 40, 40), (40, 40)], ids=str)
 def test_stacks_are_as_the_environment_showed_them(shape: tuple[int, ...]) -> None:
-    environment = Environment(Pages, {"shape": shape}, frame_stack=FRAMES)
+    environment = EnvSpec(Pages, {"shape": shape}, frame_stack=FRAMES)
     spec = WorkerSpec(
         environment, environments=2, length=4, policy=QPolicy, finish=lambda _: lambda _, own: own
     )

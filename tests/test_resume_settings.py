@@ -15,9 +15,9 @@ import pytest
 import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
-from rollstream.training.film import FilmError, film
-from rollstream.training.folder import RunError, read_recipe
 from rollstream.training.run import Run
+from rollstream.training.run_folder import RunError, read_run_config
+from rollstream.training.video import VideoError, film
 
 SMALL = {"environments": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 16 steps."""
@@ -43,7 +43,7 @@ def test_an_algorithm_of_ones_own_is_not_taken_for_one_of_the_same_name(tmp_path
 
 def test_steps_may_be_a_number_of_numpy(tmp_path: Path) -> None:
     begun(tmp_path / "run", steps=np.int64(32), seed=np.int32(3))
-    task = read_recipe(tmp_path / "run").task
+    task = read_run_config(tmp_path / "run").task
     assert (task.steps, task.seed) == (32, 3)
     with pytest.raises(rs.RollstreamError, match=r"steps=32\.0: give a whole number"):
         begun(None, steps=32.0)
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_has_the_rows_up_to_its_checkpoint(tmp_path: Path) ->
 
 
 def test_a_film_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FilmError, match="episodes=0: there is nothing to film; give 1 or more"):
+    with pytest.raises(VideoError, match="episodes=0: there is nothing to film; give 1 or more"):
         film(begun(None), tmp_path / "film.mp4", episodes=0)
 
 

@@ -12,12 +12,12 @@ import pytest
 import rollstream as rs
 from rollstream.algos import ppo
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 
 pytest.importorskip("torch")
 
 CONFIG = ppo.Config(rollout_length=64, minibatch_size=128, epochs=6, learning_rate=1e-3)
-TASK = Task(Environment("CartPole-v1"), steps=20_000, seed=1)
+TASK = Task(EnvSpec("CartPole-v1"), steps=20_000, seed=1)
 
 
 @pytest.fixture

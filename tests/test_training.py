@@ -24,19 +24,19 @@ from gymnasium import spaces
 
 import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
-from rollstream.rl.environments import Environment, UnknownEnvironment
+from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
 from rollstream.training import checkpoint, interrupts
-from rollstream.training.acting import TrainedPolicy
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.evaluation import Evaluation, Evaluator
-from rollstream.training.folder import InUse, RunError, claimed
+from rollstream.training.inference import TrainedPolicy
 from rollstream.training.interrupts import Interrupts
 from rollstream.training.progress import RunAbout, Silent
 from rollstream.training.run import Run
+from rollstream.training.run_folder import InUse, RunError, claimed
 from rollstream.training.settings import configured
 from rollstream.training.tuned import tuned, tuned_environments
-from rollstream.training.values import SettingsError
+from rollstream.training.validation import SettingsError
 
 SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
 """PPO in batches of 64 steps."""
@@ -482,7 +482,7 @@ class Constant:
 
 
 def test_every_environment_has_its_share_of_episodes() -> None:
-    with Evaluator(Environment(Lengths), Constant(), seed=4) as evaluator:
+    with Evaluator(EnvSpec(Lengths), Constant(), seed=4) as evaluator:
         weights = {"action": np.int32(1)}
         result = evaluator(weights, 40)
         assert evaluator(weights, 40) == result

@@ -11,7 +11,7 @@ import off_policy_cases
 import rollstream as rs
 from rollstream.algos import algorithm as named
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         report_every=100,
         **own,
     )
-    task = Task(Environment(case.environment), case.warm_up + case.steps)
+    task = Task(EnvSpec(case.environment), case.warm_up + case.steps)
     with rs.engine("inline") as engine:
         workers = algorithm.workers(engine, config, task)
         if options.bare:

@@ -7,7 +7,7 @@ import command_line
 import rollstream as rs
 from rollstream.algos.ppo import PPO, Config
 from rollstream.rl.algorithm import Task
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         clip_range=given.clip_range,
         overlap=options.overlap,
     )
-    environment = Environment(given.environment, vectorization=options.vectorization)
+    environment = EnvSpec(given.environment, vectorization=options.vectorization)
     steps = (given.warm_up + given.batches) * given.batch
     with rs.engine(options.engine) as engine:
         task = Task(environment, steps, seed=given.seed, workers=given.workers)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from rollstream.engine import RollstreamError
-from rollstream.training.values import named_type
+from rollstream.training.validation import named_type
 
 
 def options_of(kind: type, prefix: str = "--") -> dict[str, Any]:

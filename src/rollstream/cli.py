@@ -39,7 +39,7 @@ Engine = Annotated[
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
 Algo = Annotated[Positional[str], arg(metavar="ALGO")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR")]
-Environment = Annotated[str, arg(metavar="ID")]
+EnvSpec = Annotated[str, arg(metavar="ID")]
 Count = Annotated[int, arg(metavar="N")]
 _EXCEPT = "(required, except with --resume)"
 _TENTH = "(default: a tenth of the training, or 50_000)"
@@ -98,7 +98,7 @@ class Train(Generic[C]):
     def run(self, args: Sequence[str]) -> None:
         """Train, and say how to go on."""
         from rollstream.training import load, train
-        from rollstream.training.folder import InUse
+        from rollstream.training.run_folder import InUse
 
         if self.resume and self.out is None:
             raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
@@ -172,7 +172,7 @@ class Graph(Generic[C]):
     """Settings of the algorithm."""
     format: Literal["text", "mermaid", "svg"] = "text"
     """For a terminal, for a Markdown page, or a picture."""
-    env: Environment = "CartPole-v1"
+    env: EnvSpec = "CartPole-v1"
     """The environment that the plan is built for."""
     workers: Count = 2
     """Workers that sample."""
@@ -182,14 +182,14 @@ class Graph(Generic[C]):
         from rollstream import algos, flow
         from rollstream.engine import engine as new_engine
         from rollstream.rl.algorithm import Task
-        from rollstream.rl.environments import Environment as Recipe
+        from rollstream.rl.env_spec import EnvSpec as RunConfig
         from rollstream.training.request import require_whole
         from rollstream.training.settings import configured
 
         require_whole(0, workers=self.workers)
         algorithm = algos.algorithm(self.algorithm)
         configured(algorithm, self.env, self.config)  # raises for values that cannot be
-        task, config = Task(Recipe(self.env), steps=1, workers=self.workers), self.config
+        task, config = Task(RunConfig(self.env), steps=1, workers=self.workers), self.config
         if getattr(config, "environments", 0) == 1:  # each worker has one, in the picture
             config = dataclasses.replace(cast(Any, config), environments=max(1, self.workers))
         with new_engine("inline") as engine:
@@ -233,7 +233,7 @@ class Video:
     def run(self, _: Sequence[str]) -> None:
         """Write the film, and say what is in it."""
         from rollstream.training import load
-        from rollstream.training.film import film
+        from rollstream.training.video import film
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a window
         run = load(self.folder, best=self.best, env=self.env)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rollstream.engine import RollstreamError
-from rollstream.files import file_and_name, load_from_file
+from rollstream.user_code import file_and_name, load_from_file
 
 if TYPE_CHECKING:
     from gymnasium import Space

@@ -20,7 +20,7 @@ from rollstream.rl.normalize import with_seen
 from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, statistics_of
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.policy import ActorCriticPolicy, Weights
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -87,7 +87,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     return Learner(policy, update, chain, settings=config.settings, seed=task.seed, total_steps=task.steps)
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """All workers sample under the same weights, then the learner trains, then all have new ones."""
     rollouts = ParallelRollouts(workers).gather_sync().flatten()
     trained_on = rollouts.combine(ConcatBatches(config.batch_size)).for_each(TrainOneStep(workers))

@@ -25,7 +25,7 @@ from rollstream.rl.operators import (
 )
 from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.worker import WorkerSpec
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     return Learner(policy, None, chain, settings=config.settings, seed=task.seed, total_steps=task.steps)
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """Gradients as they come, each applied at once."""
     gradients = ParallelRollouts(workers).for_each(ComputeGradients()).gather_async()
     return ReportMetrics(gradients.for_each(ApplyGradients(workers)), workers, every=config.report_every)

@@ -22,12 +22,12 @@ from rollstream.flow import Iter
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.compiling import compiled
-from rollstream.rl.named import Weights
+from rollstream.rl.jit import compiled
 from rollstream.rl.off_policy import newest_frames
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
+from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.replaying import (
+from rollstream.rl.replay_operators import (
     LEAST,
     ParallelReplay,
     StoreToBuffer,
@@ -37,7 +37,7 @@ from rollstream.rl.replaying import (
     is_given,
 )
 from rollstream.rl.worker import Finish, Rollout, WorkerSpec
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -125,7 +125,7 @@ def surprises(policy: QPolicy, discount: float, weights: Weights, columns: Any, 
     return jnp.where(columns["truncated"], 1.0, error)
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """Rollouts are stored and samples are learned from, each when it comes; a limiter keeps them in step."""
     count = len(workers.actors)
     replay = ReplayShards(workers.engine, config.buffers(workers, config.shards), config.shards)

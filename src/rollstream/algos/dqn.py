@@ -21,13 +21,13 @@ from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.named import Weights
 from rollstream.rl.networks import q_network
 from rollstream.rl.off_policy import OffPolicyConfig, importance, returns
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
+from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.replaying import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
-from rollstream.rl.workers import Workers
+from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -168,7 +168,7 @@ def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
     )
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """A few steps are stored, then a few batches are learned from, in turn."""
     buffer = config.buffer(workers)
     stored = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))

@@ -30,7 +30,7 @@ from rollstream.rl.operators import (
     TrainOneStep,
 )
 from rollstream.rl.policy import ActorCriticPolicy, Weights
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -126,7 +126,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
 _LEARNED = ("observation", "action", "log_prob", "advantage", "value_target", "real")
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """All workers sample under the same weights, then the learner trains, then all have new ones."""
     rollouts = ParallelRollouts(workers).gather_sync()
     if config.overlap:

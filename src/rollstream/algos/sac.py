@@ -19,16 +19,16 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
+from rollstream.rl.action_distributions import ActorPolicy, Categories, Squashed
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.behaviours import ActorPolicy, Categories, Squashed
 from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.named import Weights
 from rollstream.rl.networks import network_head
 from rollstream.rl.off_policy import Critics, OffPolicyConfig, polyak, returns
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
-from rollstream.rl.replaying import Replay, StoreToBuffer
+from rollstream.rl.params import Weights
+from rollstream.rl.replay_operators import Replay, StoreToBuffer
 from rollstream.rl.spaces import require_actions
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -173,7 +173,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     )
 
 
-def plan(workers: Workers, config: Config) -> Iter[Report]:
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """A step is stored, then a batch is learned from, in turn."""
     buffer = config.buffer(workers)
     stored = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollstream.engine.errors import ActorDied, EngineError
 from rollstream.engine.future import Future, Ref
-from rollstream.engine.supervision import Terms
+from rollstream.engine.supervision import SpawnOptions
 
 if TYPE_CHECKING:
     from rollstream.engine.base import Engine
@@ -68,7 +68,7 @@ class Message:
         return message
 
 
-class Cell:
+class ActorSlot:
     """The place an instance lives in: built from a class and arguments, rebuilt by a restart."""
 
     __slots__ = ("afterwards", "args", "cls", "context", "instance", "kwargs")
@@ -176,14 +176,14 @@ class Actor(Generic[A]):
         "terms",
     )
 
-    def __init__(self, engine: Engine, cell: Cell, mailbox: Any = None):
+    def __init__(self, engine: Engine, cell: ActorSlot, mailbox: Any = None):
         self.engine = engine
         self.cell = cell
         self.mailbox = mailbox
         self.outstanding = 0
         """Messages sent to it and not yet handled."""
         self.sticky: dict[str, Message] = {}
-        self.terms = Terms()
+        self.terms = SpawnOptions()
         self.gone: ActorDied | None = None
         """Why it is no longer there, if it died and does not come back."""
         self.messages = self.failures = self.restarts = self.deaths = self.lost = 0
@@ -264,7 +264,7 @@ class Actor(Generic[A]):
 
 
 def perform(
-    cell: Cell, operation: str | Callable[..., Any], args: tuple[Any, ...], catches: type[BaseException]
+    cell: ActorSlot, operation: str | Callable[..., Any], args: tuple[Any, ...], catches: type[BaseException]
 ) -> tuple[Any, BaseException | None, float, float]:
     """Handle a message where the instance lives: the value or the error, and when it began and ended."""
     error = value = None
@@ -293,7 +293,7 @@ def cannot_exit(what: str, error: SystemExit) -> EngineError:
     )
 
 
-def rebuild(cell: Cell, sticky: list[Any]) -> None:
+def rebuild(cell: ActorSlot, sticky: list[Any]) -> None:
     """The message behind `Actor.restart`; what is sticky comes as it is, or as references."""
     cell.rebuild(message.get() if isinstance(message, Ref) else message for message in sticky)
 
@@ -302,7 +302,7 @@ def _kind(name: str, sticky: bool | str) -> str | None:
     return sticky if isinstance(sticky, str) else name if sticky else None
 
 
-def _beside(cell: Cell, function: Callable[..., Any], *args: Any) -> Any:
+def _beside(cell: ActorSlot, function: Callable[..., Any], *args: Any) -> Any:
     if wants_context(function):
         return function(cell.instance, *args, context=cell.context)
     return function(cell.instance, *args)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, rebuild, run_task
+from rollstream.engine.actor import Actor, ActorContext, ActorSlot, Message, rebuild, run_task
 from rollstream.engine.errors import ActorDied, Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref, Sink
-from rollstream.engine.ledger import Ledger
-from rollstream.engine.supervision import ActorEvent, EventCallback, Policy, Terms
+from rollstream.engine.in_flight import InFlight
+from rollstream.engine.supervision import ActorEvent, EventCallback, Policy, SpawnOptions
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -95,7 +95,7 @@ class Engine(ABC):
         self.events: list[ActorEvent] = []
         self.tracer: MessageTracer | None = None
         self.actors: dict[str, Actor[Any]] = {}
-        self.ledger = Ledger()
+        self.in_flight = InFlight()
         self.interrupted = False
         """Whether Ctrl-C came in the middle of a message: then the count of messages may be wrong."""
         self.leaving: list[Callable[[], None]] = []
@@ -146,10 +146,10 @@ class Engine(ABC):
             )
         if not isinstance(count, int) or count < 1:
             raise EngineError(f"count={count!r}: spawn a whole number of actors, at least one")
-        terms = Terms(on_failure, max_restarts, deadline, resources or {})
+        terms = SpawnOptions(on_failure, max_restarts, deadline, resources or {})
         names = self._take_names(name or cls.__name__, count)
         contexts = [ActorContext(actor, index, count) for index, actor in enumerate(names)]
-        cells = [Cell(cls, tuple(args), kwargs or {}, context) for context in contexts]
+        cells = [ActorSlot(cls, tuple(args), kwargs or {}, context) for context in contexts]
         actors: list[Actor[A]] = self._start(cells, terms)
         self.actors.update((actor.name, actor) for actor in actors)
         return actors
@@ -165,7 +165,7 @@ class Engine(ABC):
         label = getattr(function, "__name__", repr(function))
         future: Future[R] = Future(self, label)
         message = Message(function, args, future, label)
-        self.ledger.post(message)
+        self.in_flight.post(message)
         self._run_task(message)
         return future
 
@@ -184,11 +184,11 @@ class Engine(ABC):
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                if from_driver and self.ledger.failures:
+                if from_driver and self.in_flight.failures:
                     for future in futures:
                         future.read = True  # an error of theirs is not to come up again at the end
-                    self.ledger.raise_failure()
-                if not self.ledger.expect(futures, count, sink, blocked):
+                    self.in_flight.raise_failure()
+                if not self.in_flight.expect(futures, count, sink, blocked):
                     break
                 if self.closed:
                     self._require_hope([future.label for future in futures if not future.done])
@@ -200,12 +200,12 @@ class Engine(ABC):
                 if end is not None and (time.monotonic() >= end or self.hopeless()):
                     break
                 self._require_hope([future.label for future in futures if not future.done])
-                if from_driver and end is None and self.ledger.stuck():
+                if from_driver and end is None and self.in_flight.stuck():
                     raise Deadlock(
                         f"{futures[0].label} waits for an actor that waits for another, and so on in a circle"
                     )
         finally:
-            self.ledger.forget(futures, sink)
+            self.in_flight.forget(futures, sink)
         for future in futures:
             future.read = future.read or future.done
         return [f for f in futures if f.done], [f for f in futures if not f.done]
@@ -244,7 +244,7 @@ class Engine(ABC):
             )
             for actor in list(self.actors.values())
         )
-        return EngineStatistics(self.name, self.ledger.outstanding, rows, tuple(self.events))
+        return EngineStatistics(self.name, self.in_flight.outstanding, rows, tuple(self.events))
 
     def close(self, *, drain: bool = True) -> None:
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
@@ -256,16 +256,16 @@ class Engine(ABC):
             if drain:
                 self._drain()
         finally:
-            self.ledger.close()
+            self.in_flight.close()
             self._stop()
-            self.ledger.abandon(EngineClosed("the engine was closed before the reply came"))
+            self.in_flight.abandon(EngineClosed("the engine was closed before the reply came"))
         if drain:
-            self.ledger.raise_failure()
+            self.in_flight.raise_failure()
 
     @property
     def closed(self) -> bool:
         """Whether the scope was left."""
-        return self.ledger.closed
+        return self.in_flight.closed
 
     def __enter__(self: Self) -> Self:
         self.require_open()
@@ -288,7 +288,7 @@ class Engine(ABC):
 
     def post(self, actor: Actor[Any], message: Message, kind: str | None = None) -> None:
         """Send a message; `kind` makes it sticky."""
-        if self.ledger.closed:
+        if self.in_flight.closed:
             self.require_open()
         if actor.gone is not None:
             self._refuse_lost(actor, message, actor.gone)
@@ -302,7 +302,7 @@ class Engine(ABC):
             message.posted = (self.sender(), time.perf_counter())
         try:
             if self.concurrent:  # else it is handled before this returns
-                self.ledger.post(message, actor)
+                self.in_flight.post(message, actor)
             self._deliver(actor, message)
         except BaseException:
             self.interrupted = True
@@ -321,15 +321,15 @@ class Engine(ABC):
         if self.sender() != DRIVER:
             return
         sink = self.sink()
-        self.ledger.watch(sink)
+        self.in_flight.watch(sink)
         try:
-            while self.ledger.crowded(actor, self.mailbox_size, sink):
-                if self.ledger.idle():
+            while self.in_flight.crowded(actor, self.mailbox_size, sink):
+                if self.in_flight.idle():
                     raise Deadlock(f"{actor.name} has {actor.outstanding} messages waiting and cannot go on")
                 sink.wait()
                 self.require_open()
         finally:
-            self.ledger.unwatch(sink)
+            self.in_flight.unwatch(sink)
 
     def require_open(self) -> None:
         """Raise if the engine is closed."""
@@ -350,7 +350,7 @@ class Engine(ABC):
     # What an engine adds -----------------------------------------------------------------------
 
     @abstractmethod
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         """Build every instance where it will live; raise if one cannot be built."""
 
     @abstractmethod
@@ -370,20 +370,20 @@ class Engine(ABC):
         if self.interrupted:
             self.results([actor.ask(_nothing) for actor in self.actors.values()])
             return
-        if self.ledger.idle():
+        if self.in_flight.idle():
             return
         sink = self.sink()
-        self.ledger.watch(sink)
+        self.in_flight.watch(sink)
         reminder = threading.Timer(PATIENCE, self._say_what_is_waited_for)
         reminder.daemon = True
         reminder.start()
         try:
-            while not self.ledger.idle() and not self.ledger.failures:
+            while not self.in_flight.idle() and not self.in_flight.failures:
                 sink.wait()
         finally:
             reminder.cancel()
             reminder.join()
-            self.ledger.unwatch(sink)
+            self.in_flight.unwatch(sink)
 
     def _say_what_is_waited_for(self) -> None:
         busy = [actor.name for actor in self.actors.values() if actor.outstanding]
@@ -423,11 +423,11 @@ class Engine(ABC):
             self.tracer.message(message.label, message.posted[0], actor.name, message.posted[1], start, end)
         if message.operation is rebuild:
             actor.restarts += 1
-            self.ledger.abandon(EngineError(f"{actor.name} was restarted before it replied"), actor.name)
+            self.in_flight.abandon(EngineError(f"{actor.name} was restarted before it replied"), actor.name)
         if isinstance(value, Deferred):
-            self.ledger.defer(message, actor.name, value)
+            self.in_flight.defer(message, actor.name, value)
         else:
-            self.ledger.settle(message, value, error)
+            self.in_flight.settle(message, value, error)
 
     # The death of an actor ---------------------------------------------------------------------
 
@@ -458,18 +458,18 @@ class Engine(ABC):
             actor.gone = error
         self._tell(ActorEvent(actor.name, outcome, reason, len(lost), actor.restarts, time.time()))
         if outcome == "raised" and not any(message.future for message in lost):
-            self.ledger.fail(error)
+            self.in_flight.fail(error)
         self._settle_lost(lost, error)
         return again
 
     def _settle_lost(self, lost: Sequence[Message], error: ActorDied) -> None:
         for message in lost:
             if message.future is None:
-                self.ledger.settle(message)
+                self.in_flight.settle(message)
                 continue
             message.future.read = error.outcome != "raised"
-            self.ledger.settle(message, None, error.about(message.label))
-        self.ledger.abandon(error, error.actor)
+            self.in_flight.settle(message, None, error.about(message.label))
+        self.in_flight.abandon(error, error.actor)
 
     def _refuse_lost(self, actor: Actor[Any], message: Message, gone: ActorDied) -> None:
         """A message to an actor that is no longer there."""
@@ -485,7 +485,7 @@ class Engine(ABC):
                 self.on_event(event)
             except Exception as error:
                 error.add_note("raised by the callback on_event")
-                self.ledger.fail(error)
+                self.in_flight.fail(error)
 
     # Tasks and instances in this process -------------------------------------------------------
 
@@ -497,12 +497,12 @@ class Engine(ABC):
         except self.catches as caught:
             value, error = None, caught
         except BaseException:
-            self.ledger.settle(message)
+            self.in_flight.settle(message)
             raise
-        self.ledger.settle(message, value, error)
+        self.in_flight.settle(message, value, error)
 
     def _build_here(
-        self, cells: list[Cell], terms: Terms, mailbox: Callable[[], Any] = lambda: None
+        self, cells: list[ActorSlot], terms: SpawnOptions, mailbox: Callable[[], Any] = lambda: None
     ) -> list[Actor[Any]]:
         """Build instances in this thread; if one cannot be built, those before it end again."""
         actors: list[Actor[Any]] = []
@@ -516,7 +516,7 @@ class Engine(ABC):
             raise
         return actors
 
-    def _actor(self, cell: Cell, terms: Terms, mailbox: Any = None) -> Actor[Any]:
+    def _actor(self, cell: ActorSlot, terms: SpawnOptions, mailbox: Any = None) -> Actor[Any]:
         actor: Actor[Any] = Actor(self, cell, mailbox)
         actor.terms = terms
         return actor
@@ -527,7 +527,7 @@ class Engine(ABC):
             actor.cell.end()
         except Exception as error:
             error.add_note(f"raised by {actor.name}.close")
-            self.ledger.fail(error)
+            self.in_flight.fail(error)
 
     def _take_names(self, name: str, count: int) -> list[str]:
         with self._naming:
@@ -545,5 +545,5 @@ class Engine(ABC):
         return candidate
 
 
-def _nothing(_: Cell) -> None:
+def _nothing(_: ActorSlot) -> None:
     """A message that says only that those before it have been handled."""

@@ -16,12 +16,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, TypeAlias
 
-from rollstream.engine.actor import Actor, Cell, Message, rebuild
+from rollstream.engine.actor import Actor, ActorSlot, Message, rebuild
 from rollstream.engine.base import Engine, EngineStatistics
 from rollstream.engine.errors import ActorDied, EngineClosed, EngineError
 from rollstream.engine.future import Future
 from rollstream.engine.launch import thread_variables
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 from rollstream.engine.wire import Parcel, ParcelRef, futures_in, opened_reply, parcel_of
 
 GRACE = 1.0
@@ -171,7 +171,7 @@ class Hub(Engine):
         with link.lock:
             if actor.gone is None:
                 look = partial(self._send_waiting, link)
-                late = bool(futures) and self.ledger.follow(futures, Release(self, actor, look))
+                late = bool(futures) and self.in_flight.follow(futures, Release(self, actor, look))
                 if not late and not link.waiting and not link.down:
                     self._send(link, message, futures)
                     return
@@ -187,7 +187,7 @@ class Hub(Engine):
         if error is None:
             self._transmit(link, message)
         else:
-            self._later(partial(self.ledger.settle, message, None, error))
+            self._later(partial(self.in_flight.settle, message, None, error))
 
     def _send_waiting(self, link: Link) -> None:
         """Send what is no longer held back; what is does not run."""
@@ -200,11 +200,11 @@ class Hub(Engine):
                 if not all(future.done for future in futures):
                     break
                 self._send(link, link.waiting.popleft(), futures)
-            self.ledger.hold(link.actor, len(link.waiting), futures)
+            self.in_flight.hold(link.actor, len(link.waiting), futures)
 
     # Starting and ending -----------------------------------------------------------------------
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         self._timed = self._timed or terms.deadline is not None
         recipe = self._recipe(cells[0])  # the same for all
         started: Started = SimpleQueue()
@@ -228,7 +228,7 @@ class Hub(Engine):
             raise
         return actors
 
-    def _recipe(self, cell: Cell) -> Parcel:
+    def _recipe(self, cell: ActorSlot) -> Parcel:
         """What an instance is built from, with the replies it carries."""
         arguments = (*cell.args, *cell.kwargs.values())
         self._pack_message(Message("", arguments, None, f"{cell.context.name}.__init__"))  # or says why not
@@ -260,7 +260,7 @@ class Hub(Engine):
     def _refuse(self, messages: Iterable[Message]) -> None:
         for message in messages:
             error = EngineClosed(f"{message.label}: the engine was closed before it ran")
-            self.ledger.settle(message, None, error if message.future is not None else None)
+            self.in_flight.settle(message, None, error if message.future is not None else None)
 
     def _forget_all(self) -> None:
         """Handles outlive the engine; what they hold on to should not."""
@@ -281,7 +281,7 @@ class Hub(Engine):
             link.kill()
         elif link.building is not None:
             building, link.building = link.building, None
-            self.ledger.settle(building)
+            self.in_flight.settle(building)
 
     def _take_post(
         self, link: Link, target: str, parcel: Parcel, number: int | None, label: str, kind: str | None
@@ -298,7 +298,7 @@ class Hub(Engine):
         try:
             self.post(self.actors[target], message, kind)
         except EngineError as error:  # the other is gone, or the engine is closed
-            self.ledger.settle(message, None, error)
+            self.in_flight.settle(message, None, error)
 
     def _answer(self, link: Link, future: Future[Any]) -> None:
         """Give an actor the reply to what it asked of another."""
@@ -315,7 +315,7 @@ class Hub(Engine):
         """An actor waits for replies of others."""
         futures = [link.calls[number] for number in numbers if number in link.calls]
         if len(futures) == len(numbers):  # else one is on its way, and it does not wait for long
-            self.ledger.block(link.actor, link.answers, futures)
+            self.in_flight.block(link.actor, link.answers, futures)
 
     # Death -------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Hub(Engine):
         """An actor's process has ended: meet that as its terms say."""
         building, link.building = link.building, None
         link.calls.clear()
-        self.ledger.unblock(link.answers)
+        self.in_flight.unblock(link.answers)
         if link.started is not None:
             text = f"{link.actor.name} {reason} while it was built{last_words}"
             link.started.put(ActorDied(link.actor.name, text))
@@ -356,13 +356,13 @@ class Hub(Engine):
         else:
             replaced = self._replace(link, unhandled, reason, last_words)
             if building is not None:
-                self.ledger.settle(building)
+                self.in_flight.settle(building)
             if replaced:
                 return
         with link.lock:
             left = list(link.waiting)
             link.waiting.clear()
-        self.ledger.hold(link.actor, 0)
+        self.in_flight.hold(link.actor, 0)
         if link.actor.gone is not None:
             link.actor.lost += len(left)
             self._settle_lost(left, link.actor.gone)
@@ -374,22 +374,22 @@ class Hub(Engine):
     def _replace(self, link: Link, unhandled: list[Message], reason: str, last_words: str) -> bool:
         """Whether an actor lives on in a new process."""
         building = Message("", (), None, "")
-        self.ledger.post(building, link.actor)  # until it is built again, the engine is not idle
+        self.in_flight.post(building, link.actor)  # until it is built again, the engine is not idle
         again = self._died(link.actor, unhandled, reason, last_words)
         if again is None:
-            self.ledger.settle(building)
+            self.in_flight.settle(building)
             return False
         again = [message for message in again if message not in link.waiting]
         for message in again:
             if not message.counted:
-                self.ledger.post(message, link.actor)
+                self.in_flight.post(message, link.actor)
         link.building = building
         try:
             launched = self._launch(link, again)
         except Exception as error:
             text = f"{link.actor.name} {reason}, and could not be started again: {error}"
             link.actor.gone = ActorDied(link.actor.name, text)
-            self.ledger.fail(link.actor.gone)
+            self.in_flight.fail(link.actor.gone)
             link.building = None
             self._settle_lost([building, *again], link.actor.gone)
             return False
@@ -403,7 +403,7 @@ class Hub(Engine):
     def _broken(self, error: BaseException) -> None:
         """Something went wrong in the engine itself: say so, and leave nobody waiting."""
         error.add_note("raised in the engine's own thread: this is a defect of rollstream")
-        self.ledger.fail(error)
+        self.in_flight.fail(error)
         for link in list(self._links):
             if link.started is not None:
                 link.started.put(error)
@@ -419,7 +419,7 @@ class Release:
 
     def put(self, _: Future[Any], /) -> None:
         """One is there."""
-        self._engine.ledger.release(self._holder)
+        self._engine.in_flight.release(self._holder)
         self._engine._later(self._look)
 
 

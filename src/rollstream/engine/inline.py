@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from rollstream.engine.actor import Actor, Cell, Message
+from rollstream.engine.actor import Actor, ActorSlot, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import ReentryError
 from rollstream.engine.future import Future, Sink
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 
 
 class ListSink:
@@ -55,12 +55,12 @@ class InlineEngine(Engine):
         """The actor whose method is running, innermost."""
         return self._running[-1] if self._running else DRIVER
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         return self._build_here(cells, terms)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
         if actor.name in self._running:
-            self.ledger.settle(message)
+            self.in_flight.settle(message)
             raise ReentryError(
                 f"{message.label} was sent while {actor.name} handles a message, and the inline engine "
                 f"handles messages at once; use engine('threads'), or send it after the method returned"
@@ -69,12 +69,12 @@ class InlineEngine(Engine):
         try:
             self._handle(actor, message)
         except BaseException:  # Ctrl-C, say: it is not the actor's to handle
-            self.ledger.settle(message)
+            self.in_flight.settle(message)
             raise
         finally:
             self._running.pop()
-        if self.ledger.failures and message.future is None:
-            self.ledger.raise_failure()
+        if self.in_flight.failures and message.future is None:
+            self.in_flight.raise_failure()
 
     def _run_task(self, message: Message) -> None:
         self._handle_task(message)

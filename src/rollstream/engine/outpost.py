@@ -9,11 +9,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message
+from rollstream.engine.actor import Actor, ActorContext, ActorSlot, Message
 from rollstream.engine.base import Engine
 from rollstream.engine.errors import EngineError, ReentryError
 from rollstream.engine.future import Future
-from rollstream.engine.supervision import Terms
+from rollstream.engine.supervision import SpawnOptions
 from rollstream.engine.wire import Parcel, ParcelRef, futures_in, opened_error, opened_reply
 
 
@@ -26,7 +26,7 @@ class Outpost(Engine):
     def __init__(self, name: str):
         super().__init__()
         self._name = name
-        self._cell: Cell | None = None
+        self._cell: ActorSlot | None = None
         self._stopping = False
         self._calls: dict[int, Message] = {}
         self._numbers = count()
@@ -56,7 +56,7 @@ class Outpost(Engine):
 
     def _build(self, recipe: Any, about: tuple[str, int, int, int]) -> None:
         cls, args, kwargs = recipe
-        cell = Cell(cls, args, kwargs, ActorContext(*about))
+        cell = ActorSlot(cls, args, kwargs, ActorContext(*about))
         cell.build()
         self._cell = cell
 
@@ -64,9 +64,9 @@ class Outpost(Engine):
         """Let the instance go: errors that nobody has seen, and that of its `close`."""
         errors: list[BaseException] = []
         if not self.closed:
-            self.ledger.close()
+            self.in_flight.close()
         try:
-            self.ledger.raise_failure()
+            self.in_flight.raise_failure()
         except BaseException as error:
             errors.append(error)
         if self._cell is not None:
@@ -88,7 +88,7 @@ class Outpost(Engine):
 
     def handle(self, name: str, index: int, cls: type) -> Actor[Any]:
         """A handle whose messages go by way of the driver."""
-        return Actor(self, Cell(cls, (), {}, ActorContext(name, index, 0)))
+        return Actor(self, ActorSlot(cls, (), {}, ActorContext(name, index, 0)))
 
     def put(self, value: Any) -> ParcelRef:
         """Store a value once; it lives as long as this actor does."""
@@ -103,7 +103,7 @@ class Outpost(Engine):
         if message.future is not None:
             number = next(self._numbers)
             self._calls[number] = message
-            self.ledger.post(message)
+            self.in_flight.post(message)
         self._say_post(actor.name, message.parcel, number, message.label, kind)
 
     def prepare(self, message: Message) -> None:
@@ -134,9 +134,9 @@ class Outpost(Engine):
         if self.closed:
             return  # whoever waited for it has been told
         if failed:
-            self.ledger.settle(message, None, opened_error(parcel, self))
+            self.in_flight.settle(message, None, opened_error(parcel, self))
         else:
-            self.ledger.settle(message, parcel)
+            self.in_flight.settle(message, parcel)
 
     # Waiting -----------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Outpost(Engine):
 
     # What only the driver does -----------------------------------------------------------------
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         raise NotImplementedError
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:

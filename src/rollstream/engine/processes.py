@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from rollstream.engine import worker as outpost
-from rollstream.engine.actor import Actor, ActorContext, Cell, Message, run_task
+from rollstream.engine.actor import Actor, ActorContext, ActorSlot, Message, run_task
 from rollstream.engine.base import EngineStatistics
 from rollstream.engine.channel import FORGET, Channel
 from rollstream.engine.errors import EngineError
@@ -30,7 +30,7 @@ from rollstream.engine.hub import GRACE, Hub, Link, Started
 from rollstream.engine.launch import Process
 from rollstream.engine.memory import Arena, Segment, room_for
 from rollstream.engine.pump import Pump, PumpSink, hold_back, let_through
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import (
     Parcel,
@@ -150,13 +150,13 @@ class ProcessesEngine(Hub):
     def _wait_for_room(self, size: int) -> None:
         sink = self.sink()
         self._starved.append(sink)
-        self.ledger.watch(sink)
+        self.in_flight.watch(sink)
         try:
-            while not self._arena.fits(size) and self._lends() and not self.ledger.idle():
+            while not self._arena.fits(size) and self._lends() and not self.in_flight.idle():
                 sink.wait()
                 self.require_open()
         finally:
-            self.ledger.unwatch(sink)
+            self.in_flight.unwatch(sink)
             self._starved.remove(sink)
 
     def _lends(self) -> bool:
@@ -179,7 +179,7 @@ class ProcessesEngine(Hub):
             try:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             except Warning as error:  # where warnings are errors, they are the driver's
-                self.ledger.fail(error)
+                self.in_flight.fail(error)
 
     # Sending -----------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class ProcessesEngine(Hub):
 
     # Starting ----------------------------------------------------------------------------------
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         with self._naming:
             if self._pump is None:
                 self._pump = Pump(self._time_left, self._tick, self._broken)
@@ -281,7 +281,9 @@ class ProcessesEngine(Hub):
         if not free and len(self._helpers) < (os.cpu_count() or 1):
             [name] = self._take_names("task", 1)
             context = ActorContext(name, len(self._helpers), 0)
-            free = self._start([Cell(_Helper, (), {}, context)], Terms("restart", max_restarts=1 << 30))
+            free = self._start(
+                [ActorSlot(_Helper, (), {}, context)], SpawnOptions("restart", max_restarts=1 << 30)
+            )
             self._helpers += free
         return min(free or self._helpers, key=lambda helper: helper.outstanding)
 
@@ -289,7 +291,7 @@ class ProcessesEngine(Hub):
 
     def _stop(self) -> None:
         try:
-            self._end_links(list(self._links), GRACE if self._hurried or not self.ledger.idle() else None)
+            self._end_links(list(self._links), GRACE if self._hurried or not self.in_flight.idle() else None)
         finally:
             if self._pump is not None:
                 self._pump.close()
@@ -353,7 +355,7 @@ class ProcessesEngine(Hub):
         try:
             frames = link.channel.frames()
         except Exception as error:  # no file descriptor left for its memory, for one
-            self.ledger.fail(error)
+            self.in_flight.fail(error)
             link.channel.drop_input()
             link.kill()
             return
@@ -428,7 +430,7 @@ class ProcessesEngine(Hub):
     def _frame_ended(self, link: ProcessLink, errors: list[Any]) -> None:
         link.stopping = True
         for wrapped in errors:
-            self.ledger.fail(opened_error(link.channel.unwrap(wrapped), self))
+            self.in_flight.fail(opened_error(link.channel.unwrap(wrapped), self))
 
     _frames: ClassVar[Mapping[str, Callable[..., None]]] = {
         outpost.BUILT: _frame_built,
@@ -483,7 +485,7 @@ _ENGINES: weakref.WeakSet[ProcessesEngine] = weakref.WeakSet()
 def _close_after_fork() -> None:
     """In a fork of this process, its actors are not to be talked to."""
     for engine in list(_ENGINES):
-        engine.ledger.closed = True
+        engine.in_flight.closed = True
 
 
 os.register_at_fork(after_in_child=_close_after_fork)
@@ -497,5 +499,5 @@ class _Helper:
     """Where tasks run."""
 
 
-def _task(_: Cell, function: Callable[..., Any], *args: Any) -> Any:
+def _task(_: ActorSlot, function: Callable[..., Any], *args: Any) -> Any:
     return run_task(function, args)

@@ -24,7 +24,7 @@ try:
 except ImportError as missing:
     raise EngineError("the ray engine needs Ray: pip install 'rollstream[ray]'") from missing
 
-from rollstream.engine.actor import Actor, Cell, Message
+from rollstream.engine.actor import Actor, ActorSlot, Message
 from rollstream.engine.future import Sink
 from rollstream.engine.hub import GRACE, Release, Started, failure_in
 from rollstream.engine.ray_cell import POST, RayCell, run_task
@@ -33,7 +33,7 @@ from rollstream.engine.ray_hub import RayHub, first_line, read, value_of
 from rollstream.engine.ray_link import BUILDING, RayLink, Sent
 from rollstream.engine.ray_outpost import ERROR
 from rollstream.engine.ray_store import Buffers, body_of, items_of, stowed
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 from rollstream.engine.threads import QueueSink
 from rollstream.engine.wire import Parcel, futures_in, pack, packed_error, packed_message
 
@@ -89,7 +89,7 @@ class RayEngine(RayHub):
         """As the base; for a single reply, this thread first asks Ray itself."""
         if len(futures) == count == 1 and (fresh := self._fresh.pop(futures[0], None)) is not None:
             self._get(*fresh, timeout)
-            if futures[0].done and not self.ledger.failures:
+            if futures[0].done and not self.in_flight.failures:
                 futures[0].read = True
                 return list(futures), []
         return super().wait(futures, count, timeout)
@@ -132,7 +132,7 @@ class RayEngine(RayHub):
 
     # Starting ----------------------------------------------------------------------------------
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         _warn_if_nowhere(terms)
         return super()._start(cells, terms)
 
@@ -167,7 +167,7 @@ class RayEngine(RayHub):
         try:
             self.prepare(message)
         except BaseException:
-            self.ledger.settle(message)
+            self.in_flight.settle(message)
             raise
         self._submit_task(next(self._numbers), message)
 
@@ -175,12 +175,12 @@ class RayEngine(RayHub):
         """Have Ray run a task, once the replies it depends on are there."""
         futures = futures_in(message.parcel)
         holder: Any = _Holder(f"task {number}")
-        if futures and self.ledger.follow(
+        if futures and self.in_flight.follow(
             futures, Release(self, holder, partial(self._submit_task, number, message))
         ):
-            self.ledger.hold(holder, 1, futures)
+            self.in_flight.hold(holder, 1, futures)
         elif (error := failure_in(futures)) is not None:
-            self.ledger.settle(message, None, error)
+            self.in_flight.settle(message, None, error)
         elif message.counted and number not in self._tasks:
             body, items = body_of(message.parcel), items_of(message.parcel)
             record, value = TASKS.remote(self.variables, self._path, body, *items)
@@ -192,19 +192,19 @@ class RayEngine(RayHub):
             return
         if isinstance(record, BaseException):
             died = ActorDied("task", f"{sent.message.label} was lost: {first_line(record)}", "restarted")
-            self.ledger.settle(sent.message, None, died)
+            self.in_flight.settle(sent.message, None, died)
             return
         status, _, _, _, item = read(record)
         if status == ERROR:
-            self.ledger.settle(sent.message, None, self._error_from(item))
+            self.in_flight.settle(sent.message, None, self._error_from(item))
         else:
-            self.ledger.settle(sent.message, value_of(status, item, sent))
+            self.in_flight.settle(sent.message, value_of(status, item, sent))
 
     # Ending ------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         try:
-            hurried = self._hurried or not self.ledger.idle()
+            hurried = self._hurried or not self.in_flight.idle()
             grace = SHORT_GRACE if ends_with_engines() else GRACE
             self._end_links(list(self._links), grace if hurried else None)
             self._cancel_tasks()
@@ -221,7 +221,7 @@ class RayEngine(RayHub):
 
     def _take_end(self, link: RayLink, _: Any, errors: Any) -> None:
         for item in errors if isinstance(errors, list) else ():
-            self.ledger.fail(self._error_from(item))
+            self.in_flight.fail(self._error_from(item))
         link.kill()
 
     def _cancel_tasks(self) -> None:
@@ -239,7 +239,7 @@ class _Holder:
         self.name = name
 
 
-def _warn_if_nowhere(terms: Terms) -> None:
+def _warn_if_nowhere(terms: SpawnOptions) -> None:
     """Say so if no machine has what an actor needs: Ray waits until one joins."""
     if not terms.resources:
         return
@@ -254,7 +254,7 @@ def _warn_if_nowhere(terms: Terms) -> None:
         )
 
 
-def _options(terms: Terms) -> dict[str, Any]:
+def _options(terms: SpawnOptions) -> dict[str, Any]:
     """What Ray is told of an actor's needs."""
     own = {name: value for name, value in terms.resources.items() if name in _OPTIONS}
     custom = {name: value for name, value in terms.resources.items() if name not in _OPTIONS}

@@ -268,7 +268,7 @@ class RayHub(Hub):
             text = f"{sent.message.label} was lost: {first_line(error)}"
             link.actor.lost += 1
             died = ActorDied(link.actor.name, text, "restarted")
-            self.ledger.settle(sent.message, None, died if sent.message.future is not None else None)
+            self.in_flight.settle(sent.message, None, died if sent.message.future is not None else None)
         self._bury_if_over(link)
 
     def _fade(self, link: RayLink, error: BaseException) -> None:

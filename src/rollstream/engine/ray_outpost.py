@@ -118,7 +118,7 @@ class RayOutpost(Outpost):
     def stop(self) -> None:
         """Refuse what has not begun; whoever waits for a reply is told that none will come."""
         self._stopping = True
-        self.ledger.close()
+        self.in_flight.close()
 
     def end(self) -> list[Any]:
         """Let the instance go; errors that nobody has seen, and that of its `close`."""

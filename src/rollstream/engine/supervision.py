@@ -14,7 +14,7 @@ POLICIES: tuple[Policy, ...] = ("raise", "restart", "drop")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SpawnOptions:
     """On what terms actors are spawned: how their death is met, and what they need of a cluster."""
 
     on_failure: Policy = "raise"

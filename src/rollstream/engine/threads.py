@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rollstream.engine.actor import Actor, Cell, Message
+from rollstream.engine.actor import Actor, ActorSlot, Message
 from rollstream.engine.base import DRIVER, Engine
 from rollstream.engine.errors import EngineClosed, ReentryError
 from rollstream.engine.future import Future, Sink
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 
 
 class QueueSink:
@@ -83,7 +83,7 @@ class ThreadsEngine(Engine):
                 raise ReentryError(f"{me} waits for {future.label}, which only {me} itself could handle")
         return super().wait(futures, count, timeout)
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         actors = [self._actor(cell, terms, SimpleQueue()) for cell in cells]
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         for actor in actors:
@@ -125,7 +125,7 @@ class ThreadsEngine(Engine):
 
     def _refuse(self, message: Message) -> None:
         if message.future is not None:
-            self.ledger.settle(
+            self.in_flight.settle(
                 message, None, EngineClosed(f"{message.label}: the engine was closed before it ran")
             )
 

@@ -62,7 +62,7 @@ class ProcessOutpost(Outpost):
 
     def close_fork(self) -> None:
         """In a fork of this process: keep out of the actor's memory, and do not hide its end."""
-        self.ledger.closed = True
+        self.in_flight.closed = True
         self._channel.hang_up()
 
     # The loop ----------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class ProcessOutpost(Outpost):
                 self._wants = False
             elif kind == STOP:
                 self._stopping = True
-                self.ledger.close()
+                self.in_flight.close()
             elif kind in (BUILD, MESSAGE):
                 self._mailbox.append((kind, *fields))
 

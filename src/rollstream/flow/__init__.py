@@ -2,13 +2,13 @@
 
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.graph import Graph, GraphEdge, GraphNode, graph
-from rollstream.flow.joins import limit_ratio, union, union_async
 from rollstream.flow.limiter import RatioLimiter
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.sources import from_actors, from_factories, from_items, from_iterable, from_poll
 from rollstream.flow.stages import Context
 from rollstream.flow.statistics import NodeStatistics, Statistics
 from rollstream.flow.stream import Iter, ParIter
+from rollstream.flow.union import limit_ratio, union, union_async
 
 __all__ = [
     "Context",

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 from rollstream.engine import Actor
 from rollstream.engine.base import DRIVER
+from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.branches import Branch
 from rollstream.flow.errors import PlanError
 from rollstream.flow.gather import Gather
-from rollstream.flow.handles import actors_in
 from rollstream.flow.limiter import Limit
 from rollstream.flow.node import Chain, Node, ancestors
 from rollstream.flow.runtime import name_nodes, operators

@@ -13,9 +13,9 @@ from rollstream.engine import Actor, ActorDied, Deadlock, Engine, Future
 from rollstream.engine.base import DRIVER
 from rollstream.engine.inline import ListSink
 from rollstream.flow import shard
+from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.errors import PlanError, StateError
 from rollstream.flow.gather import Gather
-from rollstream.flow.handles import actors_in
 from rollstream.flow.node import OVER, Chain, Node, ancestors
 from rollstream.flow.trace import Tracer
 from rollstream.flow.via import Via
@@ -49,7 +49,7 @@ class Flow:
         self._active = False
         self._token = secrets.token_hex(4)
         if engine is not None:
-            engine.ledger.watch(self.sink)
+            engine.in_flight.watch(self.sink)
             engine.leaving.append(self.close)
             if tracer is not None:
                 engine.tracer = tracer
@@ -83,8 +83,8 @@ class Flow:
         begin = time.perf_counter() if self.tracer is not None else 0.0
         try:
             while True:
-                if self.engine is not None and self.engine.ledger.failures:
-                    self.engine.ledger.raise_failure()
+                if self.engine is not None and self.engine.in_flight.failures:
+                    self.engine.in_flight.raise_failure()
                 self.poll()
                 mark = self.progress
                 packet = root.pull()
@@ -119,7 +119,7 @@ class Flow:
         """Whether nothing is running: what is not ready now cannot become so by waiting."""
         if self.engine is None:
             return True
-        if not self.engine.ledger.idle():
+        if not self.engine.in_flight.idle():
             return False
         mark = self.progress
         self.poll()
@@ -165,7 +165,7 @@ class Flow:
         for node in reversed(self.nodes):
             node.stop()
         if self.engine is not None:
-            self.engine.ledger.unwatch(self.sink)
+            self.engine.in_flight.unwatch(self.sink)
             self.engine.leaving.remove(self.close)
         if self.tracer is not None:
             if self.engine is not None and self.engine.tracer is self.tracer:
@@ -278,9 +278,9 @@ class Flow:
         """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
         while not self.closed and not self.stalled():
             assert self.engine is not None
-            if not self.engine.ledger.idle() and (future := self.sink.wait()) is not None:
+            if not self.engine.in_flight.idle() and (future := self.sink.wait()) is not None:
                 self._dispatch(future)
-            self.engine.ledger.raise_failure()
+            self.engine.in_flight.raise_failure()
 
     def _require_between_items(self, verb: str) -> None:
         if self._active:

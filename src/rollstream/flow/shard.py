@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.actor import Cell, cannot_exit, wants_context
+from rollstream.engine.actor import ActorSlot, cannot_exit, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
 from rollstream.flow.provenance import Origin
@@ -44,7 +44,7 @@ class ShardPlan:
 class ShardSource:
     """Calls the actor's method; a deferred reply is "not ready" until it is complete."""
 
-    def __init__(self, plan: ShardPlan, cell: Cell):
+    def __init__(self, plan: ShardPlan, cell: ActorSlot):
         self._plan = plan
         self._cell = cell
         self._shard = cell.context.name
@@ -133,7 +133,7 @@ class SpanList:
 class Shard:
     """One shard: answers each request with the next output of its chain, in order."""
 
-    def __init__(self, plan: ShardPlan, cell: Cell):
+    def __init__(self, plan: ShardPlan, cell: ActorSlot):
         self._source = ShardSource(plan, cell)
         self._source.resume = self._resume
         self._stages = [_copied(stage) for stage in plan.stages]
@@ -202,7 +202,7 @@ def cannot_be_copied(stage: Stage, error: Exception) -> PlanError:
 # Messages to an actor's cell; shards are kept beside the instance under the flow's key.
 
 
-def install(cell: Cell, key: str, plan: ShardPlan | None) -> None:
+def install(cell: ActorSlot, key: str, plan: ShardPlan | None) -> None:
     """Begin a shard, or end it when there is no plan."""
     if plan is None:
         cell.context.local.pop(key, None)
@@ -210,7 +210,7 @@ def install(cell: Cell, key: str, plan: ShardPlan | None) -> None:
         cell.context.local[key] = Shard(plan, cell)
 
 
-def pull(cell: Cell, key: str) -> Reply | Deferred[Reply]:
+def pull(cell: ActorSlot, key: str) -> Reply | Deferred[Reply]:
     """Ask a shard for its next output."""
     try:
         shard = cell.context.local[key]
@@ -221,17 +221,17 @@ def pull(cell: Cell, key: str) -> Reply | Deferred[Reply]:
     return shard.pull()
 
 
-def shard_state(cell: Cell, key: str) -> dict[str, Any]:
+def shard_state(cell: ActorSlot, key: str) -> dict[str, Any]:
     """Ask a shard for its state."""
     return cell.context.local[key].state_dict()
 
 
-def load_shard_state(cell: Cell, key: str, state: Mapping[str, Any]) -> None:
+def load_shard_state(cell: ActorSlot, key: str, state: Mapping[str, Any]) -> None:
     """Give a shard its state."""
     cell.context.local[key].load_state_dict(state)
 
 
-def actor_state(cell: Cell, apart: Path | None) -> Any:
+def actor_state(cell: ActorSlot, apart: Path | None) -> Any:
     """The state of an actor that offers one; or which file in a folder it is going to be in."""
     if apart is not None and hasattr(cell.instance, "save_apart"):
         name = f"actor-{quote(cell.context.name, safe='[]')}.safetensors"
@@ -240,7 +240,7 @@ def actor_state(cell: Cell, apart: Path | None) -> Any:
     return cell.instance.state_dict() if hasattr(cell.instance, "state_dict") else None
 
 
-def saved_apart(cell: Cell) -> str | None:
+def saved_apart(cell: ActorSlot) -> str | None:
     """Wait until an actor has written its state; what went wrong, if anything did."""
     return cell.instance.saved_apart() if hasattr(cell.instance, "saved_apart") else None
 
@@ -260,7 +260,7 @@ def found(state: Any, folder: Path | None, here: bool) -> Any:
     path = folder / state[_APART]
     if not here:
         return {_APART: str(path.absolute())}
-    from rollstream.apart import read_state  # which takes more than the standard library
+    from rollstream.background_save import read_state  # which takes more than the standard library
 
     return read_state(path)
 
@@ -268,7 +268,7 @@ def found(state: Any, folder: Path | None, here: bool) -> Any:
 _APART: Final = "$apart"
 
 
-def load_actor_state(cell: Cell, state: Any) -> None:
+def load_actor_state(cell: ActorSlot, state: Any) -> None:
     """Give an actor its state."""
     if isinstance(state, Mapping) and _APART in state:
         cell.instance.load_apart(Path(state[_APART]))
@@ -278,7 +278,7 @@ def load_actor_state(cell: Cell, state: Any) -> None:
     cell.instance.load_state_dict(state)
 
 
-def run_method(cell: Cell, method: str, value: Any, about: tuple[str, Origin] | None) -> Any:
+def run_method(cell: ActorSlot, method: str, value: Any, about: tuple[str, Origin] | None) -> Any:
     """Call a method for a `via` node; the reply is its result and the time it took.
 
     `about` is what a context is made of, for a method that asks for one.

@@ -4,8 +4,8 @@ Everything here is numpy; nothing waits, runs by itself or looks at a clock. The
 (Cassirer et al., 2021, arXiv:2102.04736).
 """
 
-from rollstream.replay.cuts import Cut, Episodes, Sequences, Transitions, Windows
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
+from rollstream.replay.importance import importance_weights
 from rollstream.replay.limiter import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
 from rollstream.replay.selectors import (
     Fifo,
@@ -19,7 +19,7 @@ from rollstream.replay.selectors import (
 )
 from rollstream.replay.steps import Column, Signature, Steps, flattened, nested, signature_of
 from rollstream.replay.table import Field, Sample, Table, TableInfo
-from rollstream.replay.weights import importance_weights
+from rollstream.replay.windowing import Cut, Episodes, Sequences, Transitions, Windows
 from rollstream.replay.writer import Writer
 
 __all__ = [

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.plain import plain
-from rollstream.replay.cuts import Cut
 from rollstream.replay.errors import ReplayError, SampleRefused
 from rollstream.replay.steps import nested
 from rollstream.replay.table import Table, TableInfo
+from rollstream.replay.windowing import Cut
 from rollstream.replay.writer import Writer
+from rollstream.state_codec import plain
 
 Array = np.ndarray[Any, Any]
 

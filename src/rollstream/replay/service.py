@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollstream.apart import Writing, read_state
+from rollstream.background_save import Writing, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.errors import InsertRefused, ReplayError

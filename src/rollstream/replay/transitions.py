@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rollstream.replay.buffer import Buffer
-from rollstream.replay.cuts import Transitions
 from rollstream.replay.limiter import MinSize
 from rollstream.replay.selectors import Fifo, Prioritized, Uniform
 from rollstream.replay.steps import Signature
 from rollstream.replay.table import Field, Table
+from rollstream.replay.windowing import Transitions
 
 
 def transition_buffer(

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.replay.cuts import Cut
 from rollstream.replay.errors import ReplayError
 from rollstream.replay.layout import Layout, layout_of
 from rollstream.replay.steps import AGE, AGE_BITS, Rows, check, flattened, span
 from rollstream.replay.table import Table
+from rollstream.replay.windowing import Cut
 
 Array = np.ndarray[Any, Any]
 

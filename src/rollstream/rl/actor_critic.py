@@ -11,7 +11,7 @@ import numpy as np
 
 from rollstream.rl.advantages import generalized_advantages
 from rollstream.rl.batch import Batch
-from rollstream.rl.compiling import compiled
+from rollstream.rl.jit import compiled
 from rollstream.rl.normalize import LIMIT, Moments
 from rollstream.rl.policy import ActorCriticPolicy, Weights
 from rollstream.rl.spaces import put, zeros

@@ -11,11 +11,11 @@ import gymnasium
 
 from rollstream.engine import Engine, RollstreamError
 from rollstream.flow import Iter
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
 from rollstream.rl.operators import Report
 from rollstream.rl.worker import PolicyMaker, WorkerSpec
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 C = TypeVar("C")
 
@@ -24,7 +24,7 @@ C = TypeVar("C")
 class Task:
     """What is to be learned, whichever the algorithm."""
 
-    environment: Environment
+    environment: EnvSpec
     steps: int
     """Environment steps of the whole training."""
     seed: int = 0
@@ -64,11 +64,11 @@ class Algorithm(Generic[C]):
     """What workers are made from."""
     learner: Callable[[C, Task, Any], Learner]
     """The learner, given also the policy."""
-    plan: Callable[[Workers, C], Iter[Report]]
+    plan: Callable[[WorkerSet, C], Iter[Report]]
     """How experience flows, as one screen of operators."""
 
-    def workers(self, engine: Engine, config: C, task: Task, **terms: Any) -> Workers:
+    def workers(self, engine: Engine, config: C, task: Task, **terms: Any) -> WorkerSet:
         """Spawn the workers, with a learner here."""
         spec = self.worker(config, task)
         learner = self.learner(config, task, spec.policy(*task.spaces()))
-        return Workers(engine, spec, learner, max(1, task.workers), **terms)
+        return WorkerSet(engine, spec, learner, max(1, task.workers), **terms)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import DictKey
 
 from rollstream.engine import RollstreamError
-from rollstream.plain import plain
+from rollstream.state_codec import plain
 
 
 class BatchError(RollstreamError):

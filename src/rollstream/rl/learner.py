@@ -13,9 +13,9 @@ import numpy as np
 import optax
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.compiling import compiled
-from rollstream.rl.named import TRAINED, Weights
+from rollstream.rl.jit import compiled
 from rollstream.rl.normalize import with_seen
+from rollstream.rl.params import TRAINED, Weights
 from rollstream.rl.policy import Policy
 
 Array = Any

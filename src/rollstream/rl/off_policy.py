@@ -19,12 +19,12 @@ from rollstream.replay.buffer import Buffer
 from rollstream.replay.transitions import transition_buffer
 from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import network_head
+from rollstream.rl.params import Named, Weights
 from rollstream.rl.policy import applied
 from rollstream.rl.spaces import Observation, channel_axis, zeros
 from rollstream.rl.worker import Finish, Rollout, WorkerSpec
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
@@ -104,11 +104,11 @@ class OffPolicyConfig:
             **more,
         )
 
-    def buffer(self, workers: Workers) -> Buffer:
+    def buffer(self, workers: WorkerSet) -> Buffer:
         """What remembers transitions, for the spaces of these workers."""
         return self.buffers(workers, min_size=max(1, self.learning_starts))(0)
 
-    def buffers(self, workers: Workers, count: int = 1, *, min_size: int = 1) -> Callable[[int], Buffer]:
+    def buffers(self, workers: WorkerSet, count: int = 1, *, min_size: int = 1) -> Callable[[int], Buffer]:
         """Makes, of its number, one of several that remember the transitions of these workers.
 
         Each gives samples once it has `min_size` transitions.

@@ -14,7 +14,7 @@ from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import Samples
 from rollstream.rl.batch import Batch
 from rollstream.rl.policy import Weights
-from rollstream.rl.workers import Pulse, Workers
+from rollstream.rl.worker_set import Pulse, WorkerSet
 
 Report = dict[str, Any]
 """What is to be known after an iteration: numbers by the names people know from Stable-Baselines3."""
@@ -22,7 +22,7 @@ WINDOW = 100
 """Episodes over which returns are averaged."""
 
 
-def ParallelRollouts(workers: Workers) -> ParIter[Any]:  # noqa: N802
+def ParallelRollouts(workers: WorkerSet) -> ParIter[Any]:  # noqa: N802
     """Batches of experience, or rollouts to remember, one shard a worker."""
     return flow.from_actors(workers.actors, "sample", name="ParallelRollouts")
 
@@ -82,7 +82,7 @@ class StandardizeFields:
 class _Learning:
     """What has the learner learn: its state is the learner's."""
 
-    def __init__(self, workers: Workers):
+    def __init__(self, workers: WorkerSet):
         self.workers = workers
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class _Learning:
 class TrainOneStep(_Learning):
     """Trains the learner on a batch, and sends the new weights to every worker, unless others do."""
 
-    def __init__(self, workers: Workers, *, publish: bool = True):
+    def __init__(self, workers: WorkerSet, *, publish: bool = True):
         super().__init__(workers)
         self._publish = publish
 
@@ -147,7 +147,7 @@ class ApplyGradients(_Learning):
 class UpdateWeights:
     """Sends the newest weights to the workers an item came from; the item goes on."""
 
-    def __init__(self, workers: Workers):
+    def __init__(self, workers: WorkerSet):
         self.workers = workers
 
     def __call__(self, item: Any, context: Context) -> Any:
@@ -164,7 +164,7 @@ def episodes(batch: Batch) -> dict[str, Any]:
 
 
 def ReportMetrics(  # noqa: N802
-    stream: Iter[Report], workers: Workers, every: int = 1, name: str = "ReportMetrics"
+    stream: Iter[Report], workers: WorkerSet, every: int = 1, name: str = "ReportMetrics"
 ) -> Iter[Report]:
     """Reports with running counts and the mean of the last episodes; one for every so many items with steps.
 

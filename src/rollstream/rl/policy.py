@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.distributions import Distribution, distribution_for
-from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import Moments, count_numbers, normalized
+from rollstream.rl.params import Named, Weights
 from rollstream.rl.quick import Act, quick_actor
 from rollstream.rl.spaces import Observation
 

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.distributions import NEVER
-from rollstream.rl.named import Named, Weights
 from rollstream.rl.networks import QNetwork, q_network
+from rollstream.rl.params import Named, Weights
 from rollstream.rl.policy import State, applied, has_mask
 from rollstream.rl.quick import Act, is_usual, quick_layers
 from rollstream.rl.spaces import Observation, require_actions

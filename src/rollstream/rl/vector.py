@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rollstream.rl.conduct import UNFIT, begun, require_fit, require_own
-from rollstream.rl.environment_state import load_environments, saved_environments
+from rollstream.rl.env_checks import UNFIT, begun, require_fit, require_own
+from rollstream.rl.env_state import load_environments, saved_environments
 from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, take, zeros
 
 
@@ -75,7 +75,7 @@ class Vector(ABC):
         """Let the environments go."""
 
 
-class LeanVector(Vector):
+class SyncVector(Vector):
     """Plain environments stepped one after the other; each begins anew in the step that ends its episode."""
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], count: int):

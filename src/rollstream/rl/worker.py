@@ -15,14 +15,14 @@ import numpy as np
 
 from rollstream.engine import ActorContext
 from rollstream.flow import Context
-from rollstream.plain import plain
 from rollstream.rl.batch import Batch
-from rollstream.rl.compiling import compiled
-from rollstream.rl.environment_state import UnknownState
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.env_state import UnknownState
 from rollstream.rl.episodes import Episodes
+from rollstream.rl.jit import compiled
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import Observation, forgotten, put, take, zeros
+from rollstream.state_codec import plain
 
 PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
 """Makes a policy for an observation and an action space."""
@@ -54,7 +54,7 @@ Finish = Callable[[Weights, Rollout], Any]
 class WorkerSpec:
     """What a worker is made from; it travels to where the worker lives."""
 
-    environment: Environment
+    environment: EnvSpec
     environments: int
     """How many, side by side."""
     length: int

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from rollstream.engine import Actor, Engine, Future
-from rollstream.engine.actor import Cell, Message
+from rollstream.engine.actor import ActorSlot, Message
 from rollstream.engine.base import DRIVER
 from rollstream.engine.future import Sink
-from rollstream.engine.supervision import EventCallback, Terms
+from rollstream.engine.supervision import EventCallback, SpawnOptions
 
 
 class ChaosEngine(Engine):
@@ -89,7 +89,7 @@ class ChaosEngine(Engine):
         actor.cell.build()
         for message in again:
             if not message.counted:
-                self.ledger.post(message, actor)
+                self.in_flight.post(message, actor)
         actor.mailbox.extendleft(reversed(again))
 
     def _runnable(self) -> list[Actor[Any] | None]:
@@ -98,7 +98,7 @@ class ChaosEngine(Engine):
         ]
         return [*waiting, None] if self._tasks else waiting
 
-    def _start(self, cells: list[Cell], terms: Terms) -> list[Actor[Any]]:
+    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
         return self._build_here(cells, terms, deque)
 
     def _deliver(self, actor: Actor[Any], message: Message) -> None:
@@ -129,7 +129,7 @@ class _ChaosSink:
 
     def poll(self) -> Future[Any] | None:
         self._engine.stir()
-        if self._futures and (self._engine.ledger.idle() or self._engine.chance(0.6)):
+        if self._futures and (self._engine.in_flight.idle() or self._engine.chance(0.6)):
             return self._futures.pop(self._engine.pick(len(self._futures)))
         return None
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.apart import read_arrays, summary, write_arrays
-from rollstream.disk import PARTIAL, synced, writing, written
+from rollstream.atomic_files import PARTIAL, synced, writing, written
+from rollstream.background_save import read_arrays, summary, write_arrays
 from rollstream.engine import RollstreamError
-from rollstream.plain import packed, unpacked
+from rollstream.state_codec import packed, unpacked
 
 _FORMAT = 2
 _NAME = re.compile(r"step_(\d+)(\.old)?")
@@ -48,8 +48,8 @@ class Checkpoint:
 class Draft:
     """A checkpoint that is not whole yet: a folder of another name, until `finish`.
 
-    Whoever has a large state may write it to a file in `partial` meanwhile (see `rollstream.apart`). As a
-    context, nothing is left of it after an error.
+    Whoever has a large state may write it to a file in `partial` meanwhile (see
+    `rollstream.background_save`). As a context, nothing is left of it after an error.
 
     Args:
         folder: of checkpoints; what is left in it of one that was never finished is removed.

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from rollstream.flow import Statistics
 from rollstream.flow.statistics import NodeStatistics
-from rollstream.training.course import Course, duration, headline, named, sparkline
 from rollstream.training.progress import Display, RunAbout
+from rollstream.training.progress_tracker import ProgressTracker, duration, headline, named, sparkline
 
 if TYPE_CHECKING:
     from rollstream.rl.operators import Report
@@ -49,13 +49,13 @@ class Lines:
         self._stream = stream
         self._clock = clock
         self._every = every
-        self._course: Course | None = None
+        self._course: ProgressTracker | None = None
         self._written: float | None = None
         self._waits = False
 
     def start(self, about: RunAbout) -> None:
         """Say what is trained."""
-        self._course, self._began = Course(about), self._clock()
+        self._course, self._began = ProgressTracker(about), self._clock()
         goes_on = f", from step {about.done:,} on" if about.done else ""
         self._write(f"{headline(about)} · {about.steps:,} steps{goes_on}")
 
@@ -71,7 +71,7 @@ class Lines:
         course.beat(steps, statistics, now)
         self._show(course, now)
 
-    def _show(self, course: Course, now: float) -> None:
+    def _show(self, course: ProgressTracker, now: float) -> None:
         self._waits = self._written is not None and now - self._written < self._every
         if not self._waits:
             self._written = now
@@ -91,7 +91,7 @@ class Lines:
         if run is not None:
             self._write(_summary(course, now - self._began))
 
-    def _started(self) -> Course:
+    def _started(self) -> ProgressTracker:
         assert self._course is not None, "a display is started before it is given reports"
         return self._course
 
@@ -99,7 +99,7 @@ class Lines:
         print(text, file=self._stream, flush=True)
 
 
-def _line(course: Course, now: float) -> str:
+def _line(course: ProgressTracker, now: float) -> str:
     parts = [f"{course.steps:>11,} steps {course.part:4.0%}"]
     if "rollout/ep_rew_mean" in course.report:
         parts.append(f"return {course.report['rollout/ep_rew_mean']:,.1f}")
@@ -116,7 +116,7 @@ def _line(course: Course, now: float) -> str:
     return "  ".join(parts)
 
 
-def _summary(course: Course, seconds: float) -> str:
+def _summary(course: ProgressTracker, seconds: float) -> str:
     """What remains to be said at the end."""
     text, statistics = f"{course.steps - course.about.done:,} steps in {duration(seconds)}", course.statistics
     if statistics is not None and (bottleneck := statistics.bottleneck) is not None:
@@ -137,12 +137,12 @@ class LiveDisplay:
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter):
         self._console = console
         self._clock = clock
-        self._course: Course | None = None
+        self._course: ProgressTracker | None = None
         self._live: Live | None = None
 
     def start(self, about: RunAbout) -> None:
         """Begin to draw."""
-        self._course, self._began = Course(about), self._clock()
+        self._course, self._began = ProgressTracker(about), self._clock()
         self._live = Live(
             get_renderable=self.picture,
             console=self._console,
@@ -193,13 +193,13 @@ class LiveDisplay:
         return Text("\n", no_wrap=True).join(lines)
 
 
-def _header(course: Course) -> Text:
+def _header(course: ProgressTracker) -> Text:
     path = course.about.path
     text = Text(headline(course.about), style="bold")
     return Text.assemble(text, (f" → {path}" if path is not None else "", "dim"))
 
 
-def _bar(course: Course, now: float, width: int) -> Text:
+def _bar(course: ProgressTracker, now: float, width: int) -> Text:
     left = course.left(now)
     rest = "done" if course.part >= 1 else f"{duration(left)} left" if left is not None else ""
     told = f"  {course.part:4.0%}  {rest:<12}"
@@ -209,7 +209,7 @@ def _bar(course: Course, now: float, width: int) -> Text:
     return Text.assemble(("━" * full, colour), ("━" * (room - full), "grey30"), told)
 
 
-def _numbers(course: Course) -> list[Text]:
+def _numbers(course: ProgressTracker) -> list[Text]:
     rate = "" if course.rate is None else f"{course.rate:,.0f}/s"
     lines = [_labelled("steps", f"{course.steps:,} of {course.about.steps:,}", (rate, "dim"))]
     report = course.report

@@ -11,13 +11,13 @@ import numpy as np
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.operators import Report, is_beat
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import forgotten
 from rollstream.rl.vector import Vector
-from rollstream.rl.workers import Workers
-from rollstream.training.acting import likeliest, placed
+from rollstream.rl.worker_set import WorkerSet
+from rollstream.training.inference import likeliest, placed
 
 _WIDTH = 16
 """Environments side by side, at most."""
@@ -65,7 +65,7 @@ class Evaluator:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: EnvSpec,
         policy: Policy,
         seed: int = 0,
         *,
@@ -152,7 +152,7 @@ class Evaluator:
 
 
 def with_evaluation(
-    reports: Iter[Report], workers: Workers, evaluator: Evaluator, every: int = 10_000, episodes: int = 10
+    reports: Iter[Report], workers: WorkerSet, evaluator: Evaluator, every: int = 10_000, episodes: int = 10
 ) -> Iter[Report]:
     """Reports which, every so many steps, also say how good the policy is.
 
@@ -168,7 +168,7 @@ def with_evaluation(
 class _Evaluate:
     """Looks at the steps of every report, and evaluates when it is time."""
 
-    def __init__(self, workers: Workers, evaluator: Evaluator, every: int, episodes: int):
+    def __init__(self, workers: WorkerSet, evaluator: Evaluator, every: int, episodes: int):
         self._workers = workers
         self._evaluator = evaluator
         self._every = every

@@ -16,7 +16,7 @@ from rollstream.flow.shard import files_apart
 from rollstream.rl.operators import Report, is_beat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -30,10 +30,10 @@ from rollstream.training.checkpoint import (
 )
 from rollstream.training.curve import draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
-from rollstream.training.folder import Recipe, claimed, require_new, require_writable, write_recipe
 from rollstream.training.interrupts import Beat, Interrupts
 from rollstream.training.metrics import STEPS, MetricsLog, Row, Stopwatch, read_metrics, row_of
 from rollstream.training.progress import Display, RunAbout
+from rollstream.training.run_folder import RunConfig, claimed, require_new, require_writable, write_run_config
 
 _OFTEN = 50_000
 """Steps from one checkpoint to the next, at most, unless said otherwise."""
@@ -51,7 +51,7 @@ class Loop:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: RunConfig,
         folder: Path | None,
         display: Display,
         on_report: Callable[[Report], object] | None = None,
@@ -123,7 +123,7 @@ class Loop:
 
     def _built(
         self, engine: Engine, scope: ExitStack, interrupts: Interrupts
-    ) -> tuple[Workers, Iter[Report]]:
+    ) -> tuple[WorkerSet, Iter[Report]]:
         algorithm, config, task = self._recipe.algorithm, self._recipe.config, self._recipe.task
         try:
             workers = algorithm.workers(engine, config, task)
@@ -160,7 +160,7 @@ class Loop:
     def _opened(self, engine: Engine, done: int) -> MetricsLog:
         """The folder is made when all that can be wrong has been seen to be right."""
         if self._folder is not None:
-            write_recipe(self._folder, self._recipe, engine.statistics().environment)
+            write_run_config(self._folder, self._recipe, engine.statistics().environment)
             remove_after(self._folder / "checkpoints", done)
             remove_after(self._folder / "best", done)
         return MetricsLog(self._folder, done)
@@ -168,7 +168,7 @@ class Loop:
     def _train(
         self,
         plan: Iter[Report],
-        workers: Workers,
+        workers: WorkerSet,
         log: MetricsLog,
         start: Checkpoint | None,
         interrupts: Interrupts,
@@ -241,7 +241,7 @@ class Loop:
         self._display.report(report, statistics)
 
     def _save(
-        self, plan: Iter[Report], workers: Workers, report: Report, watch: Stopwatch, log: MetricsLog
+        self, plan: Iter[Report], workers: WorkerSet, report: Report, watch: Stopwatch, log: MetricsLog
     ) -> None:
         if self._folder is None:
             return
@@ -274,7 +274,7 @@ class Loop:
         self._display.note(wrong)
         return wrong
 
-    def _keep_best(self, workers: Workers, report: Report) -> None:
+    def _keep_best(self, workers: WorkerSet, report: Report) -> None:
         """Weights alone; the best before stays for runs that go on from a checkpoint before this one."""
         if self._folder is not None:
             about, weights = {"evaluated": report["eval/mean_reward"]}, workers.learner.published()

@@ -14,7 +14,7 @@ from typing import Any, TextIO, TypeAlias
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from rollstream.disk import write_file, writing
+from rollstream.atomic_files import write_file, writing
 from rollstream.engine import ActorEvent
 from rollstream.flow import Statistics
 from rollstream.rl.operators import Report

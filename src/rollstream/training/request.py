@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import RollstreamError
-from rollstream.files import file_and_name
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.environments import Environment, Source
+from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.folder import Recipe, RunError, read_recipe, require_run
+from rollstream.training.run_folder import RunConfig, RunError, read_run_config, require_run
 from rollstream.training.settings import configured
+from rollstream.user_code import file_and_name
 
 _EVALUATE_EVERY = 10_000
 """Steps from one evaluation to the next, where there is a return to stop at."""
@@ -51,27 +51,27 @@ class Request:
         require_whole(1, steps=self.steps, frame_stack=self.frame_stack)
         require_whole(1, evaluate_every=every, evaluate_episodes=episodes)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> RunConfig:
         """What to train, anew."""
         if self.env is None or self.steps is None:
             raise RollstreamError(
                 "say what to learn in and for how long: train('ppo', env='CartPole-v1', steps=100_000)"
             )
-        environment = Environment(self.env, self.options or {}, self.frame_stack or 1)
+        environment = EnvSpec(self.env, self.options or {}, self.frame_stack or 1)
         task = Task(environment, self.steps, self.seed or 0, self.workers or 0, self.policy)
         engine = self.engine or ("processes" if self.workers else "inline")
         config = configured(self.algorithm, environment.name, self.config)
         evaluation = self._evaluation({"every": None, "episodes": 10, "stop_at": None})
         saving = {"every": None, "keep": 3} | _said(self.saving)
-        return Recipe(self.algorithm, config, task, engine, evaluation, saving)
+        return RunConfig(self.algorithm, config, task, engine, evaluation, saving)
 
-    def resumed(self, folder: Path | None) -> Recipe:
+    def resumed(self, folder: Path | None) -> RunConfig:
         """What the folder says; what was given as well has to be the same. Only steps may be more or less."""
         if folder is None:
             raise RunError("resume=True goes on with the run in a folder; say which: out='runs/...'")
         require_run(folder, "begin one there without resume")
         source = None if isinstance(self.env, str) and file_and_name(self.env) is None else self.env
-        saved = read_recipe(folder, algorithm=self.algorithm, source=source, policy=self.policy)
+        saved = read_run_config(folder, algorithm=self.algorithm, source=source, policy=self.policy)
         for what, given, there in self._compared(saved):
             if given != there:
                 raise RunError(
@@ -92,12 +92,12 @@ class Request:
             evaluation["every"] = _EVALUATE_EVERY
         return evaluation
 
-    def _compared(self, saved: Recipe) -> list[tuple[str, Any, Any]]:
+    def _compared(self, saved: RunConfig) -> list[tuple[str, Any, Any]]:
         """What both say, by the names of `train`."""
         task, environment = saved.task, saved.task.environment
         said: list[tuple[str, Any, Any]] = []
         if self.env is not None:
-            said.append(("env", Environment(self.env).name, environment.name))
+            said.append(("env", EnvSpec(self.env).name, environment.name))
         if self.seed is not None:
             said.append(("seed", self.seed, task.seed))
         if self.workers is not None:

@@ -11,18 +11,18 @@ from typing import Any, cast
 from rollstream.algos import algorithm as algorithm_of
 from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm
-from rollstream.rl.environments import Source
+from rollstream.rl.env_spec import Source
 from rollstream.rl.operators import Report
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.acting import TrainedPolicy
 from rollstream.training.checkpoint import CheckpointError, latest, load_weights
 from rollstream.training.evaluation import Evaluation, Evaluator
-from rollstream.training.folder import Recipe, read_recipe, require_new
+from rollstream.training.inference import TrainedPolicy
 from rollstream.training.loop import Loop
 from rollstream.training.metrics import Row, read_metrics
 from rollstream.training.progress import Display, Silent
 from rollstream.training.request import Request, require_whole
+from rollstream.training.run_folder import RunConfig, read_run_config, require_new
 
 
 def train(
@@ -114,7 +114,7 @@ def train(
 class Run:
     """What a training has led to."""
 
-    def __init__(self, recipe: Recipe, path: Path | None, metrics: list[Row], weights: Weights):
+    def __init__(self, recipe: RunConfig, path: Path | None, metrics: list[Row], weights: Weights):
         self.recipe = recipe
         """What was trained, and how."""
         self.path = path
@@ -176,7 +176,7 @@ def load(
         policy: likewise.
     """
     folder = Path(path)
-    recipe = read_recipe(folder, algorithm=algorithm, source=env, policy=policy)
+    recipe = read_run_config(folder, algorithm=algorithm, source=env, policy=policy)
     checkpoint = latest(folder / ("best" if best else "checkpoints"))
     if checkpoint is None:
         fix = "train with evaluate_every=..." if best else "go on with it by resume=True"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rollstream.algos import nearest
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training.tuned import tuned
-from rollstream.training.values import SettingsError, require_values
+from rollstream.training.validation import SettingsError, require_values
 
 C = TypeVar("C")
 

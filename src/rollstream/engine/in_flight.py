@@ -12,7 +12,7 @@ from rollstream.engine.errors import EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Inbox, Sink
 
 
-class Ledger:
+class InFlight:
     """Counts messages, hands replies on, and keeps the failures of messages nobody awaits.
 
     One lock makes `idle` exact: a reply is in the sinks of those who wait for it before the message stops

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 from safetensors import safe_open
 
-from rollstream.disk import write_file
-from rollstream.plain import Arrays, packed, unpacked
+from rollstream.atomic_files import write_file
+from rollstream.state_codec import Arrays, packed, unpacked
 
 _PIECE = 1 << 24
 _TYPES = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}

@@ -24,7 +24,7 @@ _SHORT = {
 }
 
 
-class Course:
+class ProgressTracker:
     """The newest report, the returns so far, how fast it goes and how long it will take.
 
     Times are given, as any clock counts seconds.

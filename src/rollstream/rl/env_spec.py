@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs import registration
 
 from rollstream.engine import RollstreamError
-from rollstream.files import file_and_name, load_from_file
 from rollstream.rl.spaces import require_observations
-from rollstream.rl.vector import FrameStack, LeanVector, NativeVector, Vector
+from rollstream.rl.vector import FrameStack, NativeVector, SyncVector, Vector
+from rollstream.user_code import file_and_name, load_from_file
 
 Source: TypeAlias = str | Callable[..., gymnasium.Env[Any, Any]]
 MANY = 32
@@ -30,11 +30,11 @@ class UnknownEnvironment(RollstreamError):
 
 
 @dataclass(frozen=True)
-class Environment:
+class EnvSpec:
     """A recipe for environments, made where they are needed.
 
-    `Environment("CartPole-v1")`, `Environment("ALE/Pong-v5")`, `Environment("envpool:Pong-v5")`,
-    `Environment("my_module:Mine-v0")` for what a module registers, `Environment("my_file.py:MyEnv")` for a
+    `EnvSpec("CartPole-v1")`, `EnvSpec("ALE/Pong-v5")`, `EnvSpec("envpool:Pong-v5")`,
+    `EnvSpec("my_module:Mine-v0")` for what a module registers, `EnvSpec("my_file.py:MyEnv")` for a
     class or function in a file, or a function that makes one.
     """
 
@@ -60,9 +60,9 @@ class Environment:
     def __getstate__(self) -> dict[str, Any]:
         """With what is registered, or in a file, here: where this arrives, it need not be."""
         found = self._found() if isinstance(self.source, str) and not _is_envpool(self.source) else None
-        if isinstance(found, EnvSpec) and str(found.entry_point).startswith("__main__:"):
+        if isinstance(found, registration.EnvSpec) and str(found.entry_point).startswith("__main__:"):
             found = copy.deepcopy(found)
-            found.entry_point = cast(Any, load_env_creator(str(found.entry_point)))
+            found.entry_point = cast(Any, registration.load_env_creator(str(found.entry_point)))
         return {**vars(self), "found": found}
 
     @property
@@ -95,7 +95,7 @@ class Environment:
     def one(self, **options: Any) -> gymnasium.Env[Any, Any]:
         """A single plain one, to look at or to film."""
         options, found = {**self.options, **options}, self._found()
-        if isinstance(found, EnvSpec):
+        if isinstance(found, registration.EnvSpec):
             return _made(self.name, found, options)
         try:
             made = found(**options)
@@ -131,7 +131,7 @@ class Environment:
         if _is_envpool(self.source):
             options = self.options if seed is None else {"seed": seed, **self.options}
             return NativeVector(_envpool(self.name.partition(":")[2], count, options))
-        if isinstance(found := self._found(), EnvSpec):
+        if isinstance(found := self._found(), registration.EnvSpec):
             native = found.vector_entry_point is not None
             only_native = self.name.startswith("ALE/")
             wanted = self.vectorization == "native" or (
@@ -143,7 +143,7 @@ class Environment:
                 )
             if wanted:
                 return NativeVector(_made_vector(self.name, found, count, self.options))
-        return LeanVector(self.one, count)
+        return SyncVector(self.one, count)
 
 
 def _is_envpool(source: Source) -> bool:
@@ -154,7 +154,7 @@ def _makes_environments(value: Any) -> bool:
     return isinstance(value, FunctionType) or (isinstance(value, type) and issubclass(value, gymnasium.Env))
 
 
-def _spec(name: str) -> EnvSpec:
+def _spec(name: str) -> registration.EnvSpec:
     _register_atari(name)
     module, _, own = name.rpartition(":")
     try:
@@ -173,7 +173,7 @@ def _spec(name: str) -> EnvSpec:
         raise _missing(name, error) from None
 
 
-def _made(name: str, spec: EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def _made(name: str, spec: registration.EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     spec = copy.deepcopy(spec)
     spec.order_enforce = False  # the vector keeps order itself: 1 us a step
     try:
@@ -184,7 +184,7 @@ def _made(name: str, spec: EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env
         raise _odd_options(name, options, error) from None
 
 
-def _made_vector(name: str, spec: EnvSpec, count: int, options: Mapping[str, Any]) -> Any:
+def _made_vector(name: str, spec: registration.EnvSpec, count: int, options: Mapping[str, Any]) -> Any:
     try:
         return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:

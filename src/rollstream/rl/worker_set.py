@@ -17,7 +17,7 @@ class Pulse:
     wanted: Callable[[], bool] = staticmethod(lambda: False)
 
 
-class Workers:
+class WorkerSet:
     """Actors that sample, and the learner whose weights they sample with."""
 
     def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **terms: Any):

@@ -20,15 +20,15 @@ import numpy as np
 
 from rollstream.algos import ALGORITHMS
 from rollstream.algos import algorithm as algorithm_of
-from rollstream.disk import write_file
+from rollstream.atomic_files import write_file
 from rollstream.engine import RollstreamError
-from rollstream.files import file_and_name
-from rollstream.plain import NotPlain, packed, unpacked
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.environments import Environment, Source
+from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
+from rollstream.state_codec import NotPlain, packed, unpacked
 from rollstream.training.metrics import read_metrics
 from rollstream.training.settings import as_json, settings
+from rollstream.user_code import file_and_name
 
 _FORMAT = 1
 _PACKAGES = ("rollstream", "jax", "equinox", "optax", "numpy", "gymnasium")
@@ -48,7 +48,7 @@ class RunError(RollstreamError):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RunConfig:
     """Everything that decides how a run goes."""
 
     algorithm: Algorithm[Any]
@@ -125,7 +125,7 @@ def require_writable(folder: Path) -> None:
                 path.rmdir()
 
 
-def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> None:
+def write_run_config(folder: Path, recipe: RunConfig, threads: Mapping[str, str]) -> None:
     """Write `config.json`."""
     environment = recipe.task.environment
     about = {
@@ -159,13 +159,13 @@ def write_recipe(folder: Path, recipe: Recipe, threads: Mapping[str, str]) -> No
     write_file(folder / "config.json", text.encode())
 
 
-def read_recipe(
+def read_run_config(
     folder: Path,
     *,
     algorithm: Algorithm[Any] | None = None,
     source: Source | None = None,
     policy: PolicyMaker | None = None,
-) -> Recipe:
+) -> RunConfig:
     """Build what `config.json` says. What it cannot say, as a function of a notebook, is to be given."""
     require_run(folder)
     try:
@@ -179,11 +179,11 @@ def read_recipe(
         algorithm = algorithm or algorithm_of(about["algorithm"])
         if algorithm.name != about["name"]:
             raise RunError(f"the run in {folder} is one of {about['name']}, not of {algorithm.name}")
-        recipe = Recipe(
+        recipe = RunConfig(
             algorithm,
             settings(algorithm, about["config"]),
             Task(
-                Environment(
+                EnvSpec(
                     source or _found(environment["source"], "env"),
                     unpacked(environment["options"], {}),
                     environment["frame_stack"],

@@ -14,11 +14,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs import registration
 
 from rollstream.engine import RollstreamError
 
-_CONSTANT = (EnvSpec, enum.Enum, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_CONSTANT = (registration.EnvSpec, enum.Enum, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 """What belongs to an environment and does not change with its steps."""
 
 

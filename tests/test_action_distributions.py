@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from little_environments import Samples, worker_of
+from small_envs import Samples, worker_of
 
 from rollstream.algos import dqn, sac, td3
-from rollstream.rl.behaviours import ActorPolicy, Behaviour, Categories, Squashed, Steady
-from rollstream.rl.environments import Environment
+from rollstream.rl.action_distributions import ActorPolicy, Behaviour, Categories, Squashed, Steady
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.networks import network_head, q_network
 from rollstream.rl.off_policy import unfinished
 from rollstream.rl.q_policy import QPolicy
@@ -278,7 +278,7 @@ def test_environments_are_given_actions_of_their_space(config: Any, actions: spa
         made.append(Samples(SEEN, actions))
         return made[-1]
 
-    worker = worker_of(WorkerSpec(Environment(make), 2, 12, config.policy, unfinished))
+    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 12, config.policy, unfinished))
     rollout = worker._roll()
     assert len(made[0].taken) >= 12  # and each was of the space, or it would have raised
     assert rollout.columns["action"].shape == (12, 2, *(actions.shape or ()))

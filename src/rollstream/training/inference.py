@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.compiling import compiled
-from rollstream.rl.conduct import misfit
+from rollstream.rl.env_checks import misfit
+from rollstream.rl.jit import compiled
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, zeros
 from rollstream.rl.vector import actions_for, joined_mask

@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from little_environments import ENDINGS, Samples, Scripted, sampled, worker_of
+from small_envs import ENDINGS, Samples, Scripted, sampled, worker_of
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.actor_critic import with_advantages
-from rollstream.rl.conduct import BadEnvironment
-from rollstream.rl.environment_state import UnknownState, load_environments, saved_environments
-from rollstream.rl.environments import Environment, UnknownEnvironment
+from rollstream.rl.env_checks import BadEnvironment
+from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
+from rollstream.rl.env_state import UnknownState, load_environments, saved_environments
 from rollstream.rl.networks import Encoder, encoded
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError, is_image, take
-from rollstream.rl.vector import FrameStack, LeanVector, NativeVector, Vector, actions_for
+from rollstream.rl.vector import FrameStack, NativeVector, SyncVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
-from rollstream.training.acting import TrainedPolicy
 from rollstream.training.evaluation import Evaluator
+from rollstream.training.inference import TrainedPolicy
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
 MODES = {
@@ -43,7 +43,7 @@ WAYS = ["lean", *MODES]
 def vector_of(way: str, make: Make, count: int) -> Vector:
     """Plain environments side by side: ours, or Gymnasium's with its own way to begin episodes."""
     if way == "lean":
-        return LeanVector(make, count)
+        return SyncVector(make, count)
     return NativeVector(SyncVectorEnv([make] * count, copy=False, autoreset_mode=MODES[way]))
 
 
@@ -130,8 +130,8 @@ def test_every_way_to_reset_gives_the_same_episodes(way: str) -> None:
 
 
 def test_environments_may_write_into_one_array() -> None:
-    assert episodes_of(LeanVector(partial(Scripted, reuses=True), 3), 30) == episodes_of(
-        LeanVector(Scripted, 3), 30
+    assert episodes_of(SyncVector(partial(Scripted, reuses=True), 3), 30) == episodes_of(
+        SyncVector(Scripted, 3), 30
     )
 
 
@@ -209,7 +209,7 @@ def test_truncation_goes_on_with_the_final_observation_and_termination_does_not(
 ) -> None:
     discount, trace, length = 0.9, 0.8, 7
     spec = WorkerSpec(
-        Environment(scripted_id, vectorization=vectorization),
+        EnvSpec(scripted_id, vectorization=vectorization),
         environments=3,
         length=length,
         policy=partial(ActorCriticPolicy, network=known),
@@ -241,7 +241,7 @@ def test_truncation_goes_on_with_the_final_observation_and_termination_does_not(
 @pytest.mark.parametrize("scripted_id", ["next step"], indirect=True)
 @pytest.mark.parametrize("vectorization", ["lean", "native"])
 def test_discounted_returns_begin_anew_with_each_episode(scripted_id: str, vectorization: Any) -> None:
-    environment = Environment(scripted_id, vectorization=vectorization)
+    environment = EnvSpec(scripted_id, vectorization=vectorization)
     policy = partial(ActorCriticPolicy, network=known)
     worker = worker_of(WorkerSpec(environment, environments=2, length=20, policy=policy, discount=0.5))
     batch = sampled(worker)
@@ -271,7 +271,7 @@ def test_steps_that_were_none_are_not_counted() -> None:
 
 def scripted_spec(length: int, **more: Any) -> WorkerSpec:
     policy = more.pop("policy", partial(ActorCriticPolicy, network=known))
-    return WorkerSpec(Environment(Scripted, **more), environments=2, length=length, policy=policy)
+    return WorkerSpec(EnvSpec(Scripted, **more), environments=2, length=length, policy=policy)
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def samples_worker(observations: Any, length: int = 6, **more: Any) -> tuple[Rol
         made.append(Samples(observations, **more))
         return made[-1]
 
-    return worker_of(WorkerSpec(Environment(make), 2, length, ActorCriticPolicy)), made
+    return worker_of(WorkerSpec(EnvSpec(make), 2, length, ActorCriticPolicy)), made
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -400,7 +400,7 @@ def test_spaces_that_cannot_be_learned_with_are_named() -> None:
     with pytest.raises(
         SpaceError, match=r"the observation space\['words'\]\[0\] is Text.*Wrap the environment"
     ):
-        Environment(lambda: Samples(odd)).make(1)
+        EnvSpec(lambda: Samples(odd)).make(1)
     with pytest.raises(
         SpaceError, match=r"acts in spaces of kind Discrete, MultiDiscrete, Box, and .* MultiBinary"
     ):
@@ -489,7 +489,7 @@ def test_actions_that_are_not_legal_are_never_taken(kind: str, way: str) -> None
     """The environment checks each: its mask is another one every step."""
     actions, masks = MASKS[kind]
     make = partial(Samples, spaces.Box(-1, 1, (2,)), actions, masks, odd_length=5)
-    worker = worker_of(WorkerSpec(Environment(make), 2, 30, ActorCriticPolicy))
+    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 30, ActorCriticPolicy))
     worker.vector = vector_of(way, make, 2)
     worker.observation = worker.vector.reset([0, 1])
     batch = sampled(worker)
@@ -563,7 +563,7 @@ def test_stacked_images_are_images_of_more_channels(kind: str) -> None:
     def joined(images: list[Any]) -> Any:
         return np.stack(images, axis) if kind == "grey" else np.concatenate(images, axis)
 
-    vector = Environment(make, frame_stack=3).make(1)
+    vector = EnvSpec(make, frame_stack=3).make(1)
     assert is_image(vector.observation_space)
     assert vector.observation_space.shape == stacked
     policy: Any = Frames()
@@ -596,20 +596,20 @@ class Frames:
 @pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.Box(-1, 1, ())])
 def test_only_arrays_of_numbers_can_be_stacked(space: Any) -> None:
     with pytest.raises(UnknownEnvironment, match="only arrays of a Box can be stacked, and those of"):
-        Environment(lambda: Samples(space), frame_stack=2).make(1)
+        EnvSpec(lambda: Samples(space), frame_stack=2).make(1)
 
 
 def test_more_frames_than_an_image_has_rows_are_refused() -> None:
     make = partial(Samples, spaces.Box(0, 255, (10, 11, 3), np.uint8))
     with pytest.raises(SpaceError, match=r"images of shape \(10, 11, 3\) have more channels .*; stack fewer"):
-        Environment(make, frame_stack=4).make(1)
+        EnvSpec(make, frame_stack=4).make(1)
 
 
 def test_clipped_rewards_are_learned_from_and_true_returns_recorded() -> None:
     def make() -> Samples:
         return Samples(spaces.Box(-1, 1, (2,)), reward=-2.5)
 
-    batch = sampled(worker_of(WorkerSpec(Environment(make), 2, 8, ActorCriticPolicy, clip_reward=True)))
+    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 2, 8, ActorCriticPolicy, clip_reward=True)))
     assert (batch["reward"] == -1).all()
     returns = batch["episode_return"]
     assert (returns[~np.isnan(returns)] == -10).all()
@@ -631,7 +631,7 @@ def test_clipped_rewards_are_learned_from_and_true_returns_recorded() -> None:
 )
 def test_an_environment_that_is_not_there(name: str, message: str) -> None:
     with pytest.raises(UnknownEnvironment, match=message):
-        Environment(name).make(1)
+        EnvSpec(name).make(1)
 
 
 @pytest.mark.parametrize(
@@ -650,7 +650,7 @@ def test_a_missing_extra_is_named(error: Exception, extra: str, monkeypatch: pyt
     with pytest.raises(
         UnknownEnvironment, match=rf"CartPole-v1 needs .*: pip install 'rollstream\[{extra}\]'"
     ):
-        Environment("CartPole-v1").make(1)
+        EnvSpec("CartPole-v1").make(1)
 
 
 @pytest.mark.parametrize("vectorization", ["lean", "native"])
@@ -658,11 +658,11 @@ def test_odd_options_are_named(vectorization: Any) -> None:
     with pytest.raises(
         UnknownEnvironment, match=r"CartPole-v1 does not take these options \(\{'speed': 3\}\)"
     ):
-        Environment("CartPole-v1", {"speed": 3}, vectorization=vectorization).make(1)
+        EnvSpec("CartPole-v1", {"speed": 3}, vectorization=vectorization).make(1)
 
 
 def test_options_reach_the_environment() -> None:
-    vector = Environment("CartPole-v1", {"sutton_barto_reward": True}).make(1)
+    vector = EnvSpec("CartPole-v1", {"sutton_barto_reward": True}).make(1)
     vector.reset([0])
     assert vector.step(np.array([0])).reward == [0]
 
@@ -696,7 +696,7 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_pool_is_seeded_when_it_is_made(seeds: list[int]) -> None:
     def first(options: dict[str, Any], seed: int | None = None) -> Any:
-        vector = Environment("envpool:CartPole-v1", options).make(2, seed)
+        vector = EnvSpec("envpool:CartPole-v1", options).make(2, seed)
         observation = vector.reset([0, 1])
         vector.close()
         return observation.tolist()
@@ -708,7 +708,7 @@ def test_a_pool_is_seeded_when_it_is_made(seeds: list[int]) -> None:
 
 
 def test_an_evaluation_in_a_pool_is_seeded(seeds: list[int]) -> None:
-    environment = Environment("envpool:CartPole-v1")
+    environment = EnvSpec("envpool:CartPole-v1")
     policy = ActorCriticPolicy(spaces.Box(-9, 9, (4,)), spaces.Discrete(2))
     with Evaluator(environment, policy, 3) as evaluator:
         evaluator(policy.init(0), 1)
@@ -724,18 +724,18 @@ def test_environments_that_will_not_do_are_closed() -> None:
 
     for space, frames in ((spaces.Text(3), 1), (spaces.Discrete(3), 2)):
         with pytest.raises(RollstreamError):
-            Environment(partial(Closing, space), frame_stack=frames).make(2)
+            EnvSpec(partial(Closing, space), frame_stack=frames).make(2)
     assert len(closed) == 4
 
 
 def test_an_environment_without_a_vector_of_its_own() -> None:
     with pytest.raises(UnknownEnvironment, match="Acrobot-v1 has no vector environment of its own"):
-        Environment("Acrobot-v1", vectorization="native").make(2)
+        EnvSpec("Acrobot-v1", vectorization="native").make(2)
 
 
-@pytest.mark.parametrize(("count", "kind"), [(2, LeanVector), (32, NativeVector)])
+@pytest.mark.parametrize(("count", "kind"), [(2, SyncVector), (32, NativeVector)])
 def test_many_environments_are_stepped_by_a_vector_of_their_own(count: int, kind: type) -> None:
-    vector = Environment("CartPole-v1").make(count)
+    vector = EnvSpec("CartPole-v1").make(count)
     assert type(vector) is kind
     assert vector.reset(range(count)).shape == (count, 4)
     vector.close()
@@ -743,7 +743,7 @@ def test_many_environments_are_stepped_by_a_vector_of_their_own(count: int, kind
 
 def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
     """Until an episode ends; then Gymnasium's vector has a row that is no step."""
-    native, lean = (Environment("CartPole-v1", vectorization=how).make(2) for how in ("native", "lean"))
+    native, lean = (EnvSpec("CartPole-v1", vectorization=how).make(2) for how in ("native", "lean"))
     native.reset([3, 4])
     lean.reset([3, 4])
     state = native.state_dict()["environment"][0]["state"]["array"]
@@ -806,7 +806,7 @@ def future(environment: Any, actions: Any, steps: int) -> list[Any]:
 )
 def test_a_restored_environment_has_the_same_future(name: str) -> None:
     name = name if name in gymnasium.registry else f"{name[:-1]}4"
-    environment, fresh = (Environment(name, {"max_episode_steps": 40}).one() for _ in range(2))
+    environment, fresh = (EnvSpec(name, {"max_episode_steps": 40}).one() for _ in range(2))
     space = environment.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(120)]
@@ -824,7 +824,7 @@ def test_physics_that_cannot_be_saved_is_named() -> None:
     pytest.importorskip("Box2D")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of its bindings, when they are loaded
-        environment = Environment("LunarLander-v3").one()
+        environment = EnvSpec("LunarLander-v3").one()
     environment.reset(seed=0)
     with pytest.raises(UnknownState, match=r"LunarLander\.world is of type Box2D\."):
         saved_environments([environment])
@@ -833,7 +833,7 @@ def test_physics_that_cannot_be_saved_is_named() -> None:
 
 @pytest.mark.parametrize("vectorization", ["lean", "native"])
 def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
-    environment = Environment("CartPole-v1", frame_stack=2, vectorization=vectorization)
+    environment = EnvSpec("CartPole-v1", frame_stack=2, vectorization=vectorization)
     spec = WorkerSpec(environment, 3, 40, ActorCriticPolicy, discount=0.9)
     worker, other = worker_of(spec), worker_of(spec, index=5)
     sampled(worker)
@@ -849,7 +849,7 @@ def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
 
 
 def test_workers_of_one_plan_see_and_do_different_things() -> None:
-    spec = WorkerSpec(Environment("CartPole-v1"), 2, 20, ActorCriticPolicy)
+    spec = WorkerSpec(EnvSpec("CartPole-v1"), 2, 20, ActorCriticPolicy)
     workers = [worker_of(spec, index) for index in (0, 0, 1)]
     one, again, other = (sampled(worker) for worker in workers)
     for name in ("observation", "action"):
@@ -865,7 +865,7 @@ def test_a_worker_whose_environment_cannot_be_saved_begins_anew_the_same_way() -
         environment.unwrapped.hidden = object()  # pyright: ignore[reportAttributeAccessIssue]
         return environment
 
-    spec = WorkerSpec(Environment(make), 2, 30, ActorCriticPolicy)
+    spec = WorkerSpec(EnvSpec(make), 2, 30, ActorCriticPolicy)
     worker = worker_of(spec)
     sampled(worker)
     state = through_json(worker.state_dict())
@@ -917,7 +917,7 @@ class Old(Misbehaved):
 )
 def test_an_environment_that_begins_as_it_should_not(kind: Any, options: Any, reason: str) -> None:
     with pytest.raises(BadEnvironment) as raised:
-        Environment(kind, options).make(2)
+        EnvSpec(kind, options).make(2)
     text = str(raised.value)
     assert text.startswith(
         f"reset(seed=...) of {kind.__name__} has to give an observation of its space and a dict ("
@@ -941,7 +941,7 @@ def test_an_environment_that_goes_on_as_it_should_not(given: Any, reason: str, l
         environment = Misbehaved(goes_on=given)
         return environment if limit is None else gymnasium.wrappers.TimeLimit(environment, limit)
 
-    vector = Environment(make).make(2)
+    vector = EnvSpec(make).make(2)
     vector.reset([1, 2])
     with pytest.raises(BadEnvironment) as raised:
         vector.step(np.zeros(2, int))
@@ -953,6 +953,6 @@ def test_an_environment_that_goes_on_as_it_should_not(given: Any, reason: str, l
 
 
 def test_what_an_environment_raises_itself_stays_as_it_is() -> None:
-    vector = Environment(Misbehaved, {"goes_on": ValueError("mine")}).make(1)
+    vector = EnvSpec(Misbehaved, {"goes_on": ValueError("mine")}).make(1)
     with pytest.raises(ValueError, match=r"^mine$"):
         vector.step(np.zeros(1, int))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from learning_runs import training
-from little_environments import Scripted
+from small_envs import Scripted
 
 import rollstream as rs
 from rollstream.algos import dqn
@@ -36,9 +36,9 @@ from rollstream.replay import (
 from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.service import ReplayShard, ReplayShards
 from rollstream.replay.transitions import transition_buffer
-from rollstream.rl.environments import Environment
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import transition_signature, unfinished
-from rollstream.rl.replaying import (
+from rollstream.rl.replay_operators import (
     Replay,
     StoreToBuffer,
     UpdatePriorities,
@@ -46,7 +46,7 @@ from rollstream.rl.replaying import (
     WeighShards,
     chunk_of,
 )
-from rollstream.rl.vector import LeanVector, NativeVector
+from rollstream.rl.vector import NativeVector, SyncVector
 from rollstream.rl.worker import Rollout, RolloutWorker, WorkerSpec
 
 ENGINES = ["inline", "threads", "processes"]
@@ -61,11 +61,11 @@ MODES = {
 
 
 def scripted_worker(way: str = "lean", length: int = 7, restarts: int = 0, index: int = 0) -> RolloutWorker:
-    spec = WorkerSpec(Environment(Scripted), 2, length, dqn.Config().policy, unfinished, seed=4)
+    spec = WorkerSpec(EnvSpec(Scripted), 2, length, dqn.Config().policy, unfinished, seed=4)
     worker = RolloutWorker(spec, context=ActorContext("worker", index, 2, restarts))
     worker.set_weights(0, worker.policy.init(0))
     if way == "lean":
-        assert isinstance(worker.vector, LeanVector)
+        assert isinstance(worker.vector, SyncVector)
     else:
         worker.vector = NativeVector(SyncVectorEnv([Scripted] * 2, copy=False, autoreset_mode=MODES[way]))
         worker.observation = worker.vector.reset([4, 5])

@@ -13,9 +13,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rollstream.plain import packed, unpacked
-from rollstream.rl.environment_state import UnknownState
-from rollstream.rl.vector import LeanVector, NativeVector
+from rollstream.rl.env_state import UnknownState
+from rollstream.rl.vector import NativeVector, SyncVector
+from rollstream.state_codec import packed, unpacked
 
 
 def through_json(state: Any) -> Any:
@@ -104,7 +104,7 @@ def with_one_generator_for_all() -> Callable[[], Little]:
     return SharesWithOthers
 
 
-def future(vector: LeanVector) -> Any:
+def future(vector: SyncVector) -> Any:
     return [vector.step(np.zeros(2, int)).observation.tolist() for _ in range(20)]
 
 
@@ -119,7 +119,7 @@ def future(vector: LeanVector) -> Any:
     ],
 )
 def test_what_is_shared_and_what_is_drawn_go_on_exactly(make: Callable[[], Little]) -> None:
-    vector, other = LeanVector(make, 2), LeanVector(make, 2)
+    vector, other = SyncVector(make, 2), SyncVector(make, 2)
     vector.reset([1, 2])
     future(vector)
     state = through_json(vector.state_dict())
@@ -167,7 +167,7 @@ class SharesTheSpaceOfItsClass(Little):
     ],
 )
 def test_what_would_not_go_on_exactly_is_named(make: Callable[[], Little], reason: str) -> None:
-    vector = LeanVector(make, 1)
+    vector = SyncVector(make, 1)
     vector.reset([1])
     with pytest.raises(UnknownState, match=reason):
         vector.state_dict()
@@ -183,7 +183,7 @@ def test_parts_of_one_array_that_do_not_overlap_are_saved() -> None:
             self.place += self.speed
             return self.place % 9
 
-    vector, other = LeanVector(HasTwoRows, 2), LeanVector(HasTwoRows, 2)
+    vector, other = SyncVector(HasTwoRows, 2), SyncVector(HasTwoRows, 2)
     vector.reset([1, 2])
     future(vector)
     state = through_json(vector.state_dict())

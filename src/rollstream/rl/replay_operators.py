@@ -14,7 +14,7 @@ from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.operators import Report, episodes
 from rollstream.rl.worker import Rollout
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 
 LEAST = 1e-6
 """Added to how surprising something is, so that what was no surprise at all comes up again."""
@@ -179,7 +179,7 @@ class UpdatePriorities:
 class UpdateTarget:
     """Makes the learner's weights its target's, every so many updates."""
 
-    def __init__(self, workers: Workers, every: int):
+    def __init__(self, workers: WorkerSet, every: int):
         self.workers = workers
         self.every = every
 

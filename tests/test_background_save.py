@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.apart import Writing, read_state, summary, write_state
+from rollstream.background_save import Writing, read_state, summary, write_state
 from rollstream.flow import StateError
 from rollstream.flow.shard import files_apart
-from rollstream.rl.workers import Workers
+from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.checkpoint import CheckpointError, Draft, latest, load_checkpoint, save_checkpoint
 from rollstream.training.loop import Loop
 
@@ -35,7 +35,7 @@ STATE = {
 def run(code: str, *arguments: Path) -> None:
     """In a process of its own, which can be forked: JAX is not there."""
     code = "import os, signal, sys; from pathlib import Path; import numpy as np\n" + textwrap.dedent(code)
-    code = "from rollstream.apart import Writing\n" + code
+    code = "from rollstream.background_save import Writing\n" + code
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Pat
 APEX: dict[str, Any] = {"environments": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,)}
 
 
-def shard_infos(workers: Workers) -> list[Any]:
+def shard_infos(workers: WorkerSet) -> list[Any]:
     actors = workers.engine.actors
     return [actor.call("info").result() for name, actor in actors.items() if name.startswith("replay")]
 

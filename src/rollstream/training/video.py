@@ -14,10 +14,10 @@ import gymnasium
 import numpy as np
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.environments import Environment, UnknownEnvironment
+from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 
 if TYPE_CHECKING:
-    from rollstream.training.acting import TrainedPolicy
+    from rollstream.training.inference import TrainedPolicy
     from rollstream.training.run import Run
 
 _FRAMES_A_SECOND = 30
@@ -25,23 +25,23 @@ _KINDS = (".mp4", ".mkv", ".mov", ".webm", ".avi")
 _FIX = "pip install 'rollstream[video]'"
 
 
-class FilmError(RollstreamError):
+class VideoError(RollstreamError):
     """An environment that cannot be filmed, or something that filming needs is not installed."""
 
 
 def film(run: Run, path: str | Path, *, episodes: int = 1, seed: int = 0) -> list[float]:
     """Film some episodes with the likeliest actions: the return of each."""
     if episodes < 1:
-        raise FilmError(f"episodes={episodes}: there is nothing to film; give 1 or more")
+        raise VideoError(f"episodes={episodes}: there is nothing to film; give 1 or more")
     path = Path(path)
     if path.suffix not in _KINDS:
-        raise FilmError(f"{path} cannot be a film: give a name that ends in {', '.join(_KINDS)}")
+        raise VideoError(f"{path} cannot be a film: give a name that ends in {', '.join(_KINDS)}")
     if not path.parent.is_dir():
-        raise FilmError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise VideoError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
         from imageio_ffmpeg import write_frames
     except ModuleNotFoundError:
-        raise FilmError(f"filming needs imageio-ffmpeg, which is not installed: {_FIX}") from None
+        raise VideoError(f"filming needs imageio-ffmpeg, which is not installed: {_FIX}") from None
     recipe, returns = run.recipe.task.environment, list[float]()
     partial = path.with_name(f".partial-{path.name}")
     environment = _filmed(recipe)
@@ -58,30 +58,30 @@ def film(run: Run, path: str | Path, *, episodes: int = 1, seed: int = 0) -> lis
                 writer.send(np.ascontiguousarray(frame))
         os.replace(partial, path)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise FilmError(f"{recipe.name} needs more to be drawn ({error}): {_FIX}") from None
+        raise VideoError(f"{recipe.name} needs more to be drawn ({error}): {_FIX}") from None
     except OSError as error:
-        raise FilmError(f"{path} cannot be written as a film: {error}") from None
+        raise VideoError(f"{path} cannot be written as a film: {error}") from None
     finally:
         environment.close()
         partial.unlink(missing_ok=True)
     return returns
 
 
-def _filmed(environment: Environment) -> gymnasium.Env[Any, Any]:
+def _filmed(environment: EnvSpec) -> gymnasium.Env[Any, Any]:
     """One that draws itself."""
     if environment.name.startswith(("ALE/", "envpool:")):
-        raise FilmError(
+        raise VideoError(
             f"{environment.name} exists only as many environments side by side, which cannot be filmed"
         )
     try:
         made = environment.one(render_mode="rgb_array")
     except UnknownEnvironment as error:
-        raise FilmError(
+        raise VideoError(
             f"{environment.name} takes no render_mode, and so cannot be filmed: {error}"
         ) from None
     if "rgb_array" not in made.metadata.get("render_modes", ()):
         made.close()
-        raise FilmError(f"{environment.name} cannot be filmed: it has no render mode 'rgb_array'")
+        raise VideoError(f"{environment.name} cannot be filmed: it has no render mode 'rgb_array'")
     return made
 
 
