@@ -149,7 +149,7 @@ def test_inline_refuses_reentry() -> None:
             recorder.call("note_through", recorder, 1).result()
         with pytest.raises(ReentryError):
             recorder.call("pass_on", other, recorder, 1).result()
-        assert engine.in_flight.idle()
+        assert engine.idle()
         recorder.call("note_through", other, 2).result()
     assert seen == [2]
 
@@ -167,7 +167,7 @@ def test_inline_lets_an_interrupt_through() -> None:
         [recorder] = engine.spawn(Recorder, ([],))
         with pytest.raises(KeyboardInterrupt):
             recorder.call("fail", KeyboardInterrupt())
-        assert engine.in_flight.idle()
+        assert engine.idle()
         assert recorder.call("note", 1).result() is None
 
 
@@ -816,7 +816,7 @@ def test_a_wait_that_begins_while_the_engine_closes_ends() -> None:
     [edge], [late] = engine.spawn(Edge), engine.spawn(Late)
     reply = late.call("wait", began, closing, edge)
     began.wait()
-    engine.leaving.append(closing.set)
+    engine.join(engine.sink(), closing.set)
     engine.close(drain=False)
     with pytest.raises(rs.EngineClosed):
         reply.result()
@@ -828,7 +828,7 @@ def test_the_scope_closes_also_when_a_flow_cannot() -> None:
 
     with pytest.raises(OSError, match="cannot close"), rs.engine("threads") as engine:  # noqa: PT012
         engine.spawn(Edge)
-        engine.leaving.append(fail)
+        engine.join(engine.sink(), fail)
     assert engine.closed
 
 

@@ -357,7 +357,7 @@ def test_an_actor_killed_while_it_waits_can_ask_again() -> None:
         with pytest.raises(rs.ActorDied, match=r"asker.ask was lost"):
             lost.result()
         again = asker.call("ask", door, "enter")
-        assert not engine.in_flight.idle()
+        assert not engine.idle()
         while door.call("count").result() < 2:
             pass
         door.send("admit", "come in")

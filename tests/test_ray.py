@@ -335,7 +335,7 @@ def test_what_actors_send_is_in_the_books_and_its_failures_surface() -> None:
         first, second = engine.spawn(Peer, count=2)
         assert first.call("total_of", second).result() == 4999950000
         first.call("tell", second, "slow").result()
-        assert not engine.in_flight.idle()
+        assert not engine.idle()
         engine._drain()
         assert [row.messages for row in engine.statistics().actors] == [2, 2]
     with pytest.raises(ValueError, match="told"), rs.engine("ray") as engine:  # noqa: PT012
@@ -348,7 +348,7 @@ def test_a_task_that_waits_for_a_deferred_reply_runs_once_it_is_there() -> None:
         [peer] = engine.spawn(Peer)
         total = engine.submit(sum, peer.call("never"))
         engine.wait([total], timeout=0.1)
-        assert engine.in_flight.idle()
+        assert engine.idle()
         peer.send("answer", [1, 2])
         assert total.result() == 3
 
@@ -370,7 +370,7 @@ def test_calls_nobody_asks_for_are_settled_all_the_same() -> None:
         [peer] = engine.spawn(Peer)
         reply = peer.call("one")
         wait_for(lambda: reply.done)
-        assert engine.in_flight.idle()
+        assert engine.idle()
 
 
 # Deaths ------------------------------------------------------------------------------------------

@@ -250,6 +250,10 @@ class Actor(Generic[A]):
         self.engine.post(self, Message(operation, args, future, label), _kind(name, sticky))
         return future
 
+    def tell(self, operation: Callable[..., Any], *args: Any, label: str) -> None:
+        """Run `operation(slot, *args)` without a reply. For flows; others use `send`."""
+        self.engine.post(self, Message(operation, args, None, f"{self.name}.{label}"))
+
     def __repr__(self) -> str:
         return f"<Actor {self.name}>"
 

@@ -98,8 +98,8 @@ class Engine(ABC):
         self.in_flight = InFlight()
         self.interrupted = False
         """Whether Ctrl-C came in the middle of a message: then the count of messages may be wrong."""
-        self.leaving: list[Callable[[], None]] = []
-        """Called before the scope is left: flows that are still open close here."""
+        self._flows: list[Callable[[], None]] = []
+        """Flows that are still open, each as the function that closes it."""
         self._names: set[str] = {DRIVER}
         self._naming = threading.Lock()
 
@@ -251,8 +251,8 @@ class Engine(ABC):
         if self.closed:
             return
         try:
-            for leave in list(self.leaving):
-                leave()
+            for close in list(self._flows):
+                close()
             if drain:
                 self._drain()
         finally:
@@ -307,6 +307,54 @@ class Engine(ABC):
         except BaseException:
             self.interrupted = True
             raise
+
+    def join(self, sink: Sink, close: Callable[[], None]) -> None:
+        """A flow begins: its sink is woken when the engine goes idle; it is closed before the engine is."""
+        self.in_flight.watch(sink)
+        self._flows.append(close)
+
+    def leave(self, sink: Sink, close: Callable[[], None]) -> None:
+        """A flow has ended: undo `join`."""
+        self.in_flight.unwatch(sink)
+        self._flows.remove(close)
+
+    def idle(self) -> bool:
+        """Whether no message is being handled or waits to be: deferred replies do not count."""
+        return self.in_flight.idle()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a message that nobody awaits, if there is one."""
+        if self.in_flight.failures:
+            self.in_flight.raise_failure()
+
+    def payload(self, operation: str | Callable[..., Any], *args: Any, label: str) -> Any:
+        """A message serialized once, to be sent again and again; `None` where messages do not travel.
+
+        What cannot be serialized is an `EngineError` that names it.
+        """
+        if not self.remote:
+            return None
+        message = Message(operation, args, None, label)
+        self.prepare(message)
+        return message.parcel
+
+    def request(
+        self,
+        actor: Actor[Any],
+        operation: str | Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        label: str,
+        sink: Sink,
+        token: Any,
+        payload: Any = None,
+    ) -> Future[Any]:
+        """Run `operation(slot, *args)` beside an actor's instance; the reply comes to a sink."""
+        future: Future[Any] = Future(self, label, actor.name, sink, token)
+        message = Message(operation, args, future, label)
+        message.parcel = payload
+        self.post(actor, message)
+        return future
 
     def hopeless(self) -> bool:
         """Whether nothing can happen while the calling thread waits."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rollstream.engine import Actor, ActorDied, EngineError, Future
-from rollstream.engine.actor import Message
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Node, Pulled
@@ -82,19 +81,16 @@ class Gather(Node):
         self.gate: Gate | None = None
         self._requested = 0
         self._key = ""
-        self._packed: Any = None
-        """The request, packed once, where it has to travel."""
+        self._payload: Any = None
+        """The request, serialized once."""
 
     def open(self, flow: Flow) -> None:
         """Put the shards beside their actors."""
         super().open(flow)
         self._key = flow.key(self.name)
         plan = replace(self.plan, traced=flow.tracer is not None)
-        if self.engine.remote:
-            self._require_sendable()
-            request = Message(shard.pull, (self._key,), None, self.name)
-            self.engine.prepare(request)
-            self._packed = request.parcel
+        self._require_serializable()
+        self._payload = self.engine.payload(shard.pull, self._key, label=self.name)
         replies = [port.actor.ask(shard.install, self._key, plan, sticky=self._key) for port in self.ports]
         self.engine.wait(replies, count=len(replies))
         for port, reply in zip(self.ports, replies, strict=True):
@@ -103,11 +99,11 @@ class Gather(Node):
             else:
                 reply.result()
 
-    def _require_sendable(self) -> None:
+    def _require_serializable(self) -> None:
         """Raise, naming it, if an operator cannot go to another process."""
         for stage in self.plan.stages:
             try:
-                self.engine.prepare(Message("", (stage.function,), None, stage.name))
+                self.engine.payload("", stage.function, label=stage.name)
             except EngineError as error:
                 raise shard.cannot_be_copied(stage, error) from error
 
@@ -118,21 +114,24 @@ class Gather(Node):
                 port.actor.sticky.pop(self._key, None)
                 if port.actor.gone is not None:
                     continue
-                message = Message(
-                    shard.install, (self._key, None), None, f"{port.actor.name}.end {self.name}"
-                )
-                self.engine.post(port.actor, message)
+                port.actor.tell(shard.install, self._key, None, label=f"end {self.name}")
         super().stop()
 
     def _issue(self, index: int) -> None:
         port = self.ports[index]
         assert self.flow is not None
-        future: Future[Any] = Future(self.engine, port.label, port.actor.name, self.flow.sink, (self, index))
-        port.pending.append(future)
         self._requested += 1
-        message = Message(shard.pull, (self._key,), future, port.label)
-        message.parcel = self._packed
-        self.engine.post(port.actor, message)
+        port.pending.append(
+            self.engine.request(
+                port.actor,
+                shard.pull,
+                (self._key,),
+                label=port.label,
+                sink=self.flow.sink,
+                token=(self, index),
+                payload=self._payload,
+            )
+        )
 
     def arrived(self, future: Future[Any]) -> None:
         """A reply is there: take in every reply of that shard that is next in its order."""

@@ -49,8 +49,7 @@ class Flow:
         self._active = False
         self._token = secrets.token_hex(4)
         if engine is not None:
-            engine.in_flight.watch(self.sink)
-            engine.leaving.append(self.close)
+            engine.join(self.sink, self.close)
             if tracer is not None:
                 engine.tracer = tracer
 
@@ -83,8 +82,8 @@ class Flow:
         begin = time.perf_counter() if self.tracer is not None else 0.0
         try:
             while True:
-                if self.engine is not None and self.engine.in_flight.failures:
-                    self.engine.in_flight.raise_failure()
+                if self.engine is not None:
+                    self.engine.raise_failure()
                 self.poll()
                 mark = self.progress
                 packet = root.pull()
@@ -119,7 +118,7 @@ class Flow:
         """Whether nothing is running: what is not ready now cannot become so by waiting."""
         if self.engine is None:
             return True
-        if not self.engine.in_flight.idle():
+        if not self.engine.idle():
             return False
         mark = self.progress
         self.poll()
@@ -165,8 +164,7 @@ class Flow:
         for node in reversed(self.nodes):
             node.stop()
         if self.engine is not None:
-            self.engine.in_flight.unwatch(self.sink)
-            self.engine.leaving.remove(self.close)
+            self.engine.leave(self.sink, self.close)
         if self.tracer is not None:
             if self.engine is not None and self.engine.tracer is self.tracer:
                 self.engine.tracer = None
@@ -278,9 +276,9 @@ class Flow:
         """Wait for what is in flight; replies become ready items. Nothing new is asked for."""
         while not self.closed and not self.stalled():
             assert self.engine is not None
-            if not self.engine.in_flight.idle() and (future := self.sink.wait()) is not None:
+            if not self.engine.idle() and (future := self.sink.wait()) is not None:
                 self._dispatch(future)
-            self.engine.in_flight.raise_failure()
+            self.engine.raise_failure()
 
     def _require_between_items(self, verb: str) -> None:
         if self._active:

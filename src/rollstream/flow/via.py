@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollstream.engine import Actor, ActorDied, Future
-from rollstream.engine.actor import Message, wants_context
+from rollstream.engine.actor import wants_context
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import OVER, Node, Pulled
@@ -72,10 +72,12 @@ class Via(Node):
             actor = left[self.issued % len(left)]
         self.issued += 1
         label = f"{actor.name}.{self.method}"
-        future: Future[Any] = Future(actor.engine, label, actor.name, self.flow.sink, (self, None))
-        self._pending.append((future, origin))
         about = (self.name, origin) if self._wants_context else None
-        actor.engine.post(actor, Message(shard.run_method, (self.method, value, about), future, label))
+        args = (self.method, value, about)
+        future = actor.engine.request(
+            actor, shard.run_method, args, label=label, sink=self.flow.sink, token=(self, None)
+        )
+        self._pending.append((future, origin))
 
     def arrived(self, _: Future[Any]) -> None:
         """A result is there: take in every result that is next in order."""
