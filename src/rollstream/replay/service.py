@@ -145,19 +145,19 @@ class ReplayShard:
         table = self.buffer.table
         return f"{table.size} items, {table.rate_limiter.counts()}, {table.rate_limiter!r}"
 
-    def save_apart(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         """Start writing the state to a file in the background."""
-        self.saved_apart()
+        self.wait_saved()
         self._writing = Writing(
             path, lambda: {"incarnation": self._incarnation, **self.buffer.state_dict(copy=False)}
         )
 
-    def saved_apart(self) -> str | None:
+    def wait_saved(self) -> str | None:
         """Wait until the file is written; return the error, if any."""
         writing, self._writing = self._writing, None
         return writing.wait() if writing is not None else None
 
-    def load_apart(self, path: Path) -> None:
+    def load_from(self, path: Path) -> None:
         """Restore the state from a file."""
         self.load_state_dict(read_state(path))
 
