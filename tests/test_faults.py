@@ -360,7 +360,7 @@ class Saved(Worker):
         self._die("asked")
         return {"incarnation": self.incarnation}
 
-    def saved_apart(self) -> str | None:
+    def wait_saved(self) -> str | None:
         self._die("written")
         return None
 
@@ -380,10 +380,10 @@ def test_an_actor_that_dies_while_a_flow_is_saved(name: str, when: str, on_failu
         assert len(next(plan)) == 2
         if on_failure == "raise":
             with pytest.raises(ActorDied, match=f"frail {KILLED[name]}"):
-                (plan.state_dict if when == "asked" else plan.saved_apart)()
+                (plan.state_dict if when == "asked" else plan.wait_saved)()
             return
         actors = plan.state_dict()["actors"]
-        assert plan.saved_apart() == []
+        assert plan.wait_saved() == []
         assert actors["steady"] == {"incarnation": 0}
         if when == "written":
             assert actors["frail"] == {"incarnation": 0}
