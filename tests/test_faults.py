@@ -431,16 +431,13 @@ except KeyboardInterrupt:
 
 
 @mostly
-def test_killing_the_driver_leaves_no_process_and_no_memory(name: str) -> None:
-    before = set(os.listdir("/dev/shm"))
+def test_killing_the_driver_leaves_no_process(name: str) -> None:
     with scripts.started("-c", SCRIPT, name) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 5
         process.kill()
-    scripts.eventually(lambda: scripts.ended(pids))
-    if name == "processes":
-        assert set(os.listdir("/dev/shm")) <= before
+    scripts.eventually(lambda: scripts.ended(pids))  # shared memory is looked for after every test
 
 
 @everywhere
