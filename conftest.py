@@ -73,11 +73,14 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use Ray run in one process, if there are several: one cluster is enough."""
+    """Tests that use Ray are slow, if not marked as quick; they run in one process, with one cluster."""
     for item in items:
         if _uses_ray(item):
             item.add_marker(pytest.mark.xdist_group("ray"))
+            if not item.get_closest_marker("quick"):
+                item.add_marker("slow")
 
 
 def _uses_ray(item: pytest.Item) -> bool:
