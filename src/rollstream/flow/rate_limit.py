@@ -34,7 +34,9 @@ class Limit(Node):
         """Inserts that were admitted and have not passed yet."""
         self.over = False
         self.admitted = False
-        self._gates = upstream.gate_requests(self)
+        self._gates = upstream.requests_items
+        if self._gates:
+            upstream.gate = self
 
     def pull(self) -> Pulled:
         """The next item, if the counts allow it."""
@@ -101,8 +103,12 @@ class Limit(Node):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, less the requests whose replies are deferred: those will be made again."""
-        limiter, again = self.limiter, self.upstreams[0].unanswered()
+        """The counts, less the requests whose replies are deferred: those will be made again.
+
+        A `gather_sync` has its row admitted as a whole, and continues it.
+        """
+        limiter, upstream = self.limiter, self.upstreams[0]
+        again = upstream.requested if self._gates and upstream.asynchronous else 0
         if self.inserts:
             counts = {"inserts": limiter.inserts, "requested": self.requested - again}
         else:

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.actor import ActorSlot, cannot_exit, wants_context
+from rollstream.engine.actor import ActorSlot, wants_context
 from rollstream.flow.chain import Chain
 from rollstream.flow.errors import OperatorError, PlanError
 from rollstream.flow.node import END, End, Pulled
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.provenance import Origin
 from rollstream.flow.stages import Context, Stage
-from rollstream.flow.trace import SpanList
+from rollstream.flow.trace import TimeSpan
 
 ITEM_REPLY, END_REPLY = 0, 1
 Counters: TypeAlias = list[float]
 """Items received, items out, seconds busy and items held, of the source and then of each stage."""
-Reply: TypeAlias = tuple[int, Any, Any, int, Counters, list[tuple[str, float, float]] | None]
+Reply: TypeAlias = tuple[int, Any, Any, int, Counters, list[TimeSpan] | None]
 """`ITEM_REPLY` or `END_REPLY`, value, origin, incarnation, counters, spans for a trace."""
 
 
@@ -44,7 +44,7 @@ class ShardPlan:
 class ShardSource:
     """Calls the actor's method; a deferred reply is "not ready" until it is complete."""
 
-    def __init__(self, plan: ShardPlan, slot: ActorSlot, resume: Any, spans: SpanList | None):
+    def __init__(self, plan: ShardPlan, slot: ActorSlot, resume: Any, spans: list[TimeSpan] | None):
         self._name = plan.source.name
         self._location = plan.source.location
         self._slot = slot
@@ -71,8 +71,6 @@ class ShardSource:
             self.over = True
             return END
         except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit):
-                error = cannot_exit(self._name, error)
             raise OperatorError.of(error, self._name, self._location, self._shard) from None
         if self._deferred:
             return None
@@ -94,7 +92,7 @@ class ShardSource:
         end = time.perf_counter()
         self.busy += end - start
         if self._spans is not None:
-            self._spans.span(self._shard, self._name, start, end)
+            self._spans.append((self._name, start, end))
         if isinstance(value, Deferred):
             self._deferred = True
             value.then(self._arrived)
@@ -118,13 +116,13 @@ class Shard:
     """One shard: answers each request with the next output of its chain, in order."""
 
     def __init__(self, plan: ShardPlan, slot: ActorSlot):
-        self._spans = SpanList() if plan.traced else None
+        self._spans: list[TimeSpan] | None = [] if plan.traced else None
         self._source = ShardSource(plan, slot, self._resume, self._spans)
         self._stages = [_copied(stage) for stage in plan.stages]
         for stage in self._stages:
             stage.instance = slot.instance
         self._chain = Chain(self._source, self._stages, slot.context.name)
-        self._chain.tracer = self._spans
+        self._chain.record = None if self._spans is None else self._spans.append
         self._pull = self._chain.pull if self._stages else self._source.pull
         self._waiting: deque[Deferred[Reply]] = deque()
         self._incarnation = slot.context.restarts
@@ -141,7 +139,10 @@ class Shard:
         counters = [items, items, self._source.busy, 0]
         for stage in self._stages:
             counters += (stage.received, stage.items, stage.busy, stage.held())
-        spans = None if self._spans is None else self._spans.take()
+        spans = None
+        if self._spans:
+            spans = self._spans[:]
+            self._spans.clear()
         if packet is END:
             return END_REPLY, None, None, self._incarnation, counters, spans
         return ITEM_REPLY, packet[0], packet[1], self._incarnation, counters, spans
