@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollstream.flow.errors import OperatorError
@@ -11,7 +11,7 @@ from rollstream.flow.node import END, Node, Pulled, Scheduler
 from rollstream.flow.operator import Operator
 from rollstream.flow.provenance import RowOrigin, provenance_of
 from rollstream.flow.stages import Stage
-from rollstream.flow.trace import TimeSpan
+from rollstream.flow.trace import Recorder
 
 
 class Chain(Node):
@@ -29,7 +29,7 @@ class Chain(Node):
         self.upstream = upstream
         self.stages: list[Stage] = list(stages)
         self.shard = shard
-        self.record: Callable[[TimeSpan], None] | None = None
+        self.record: Recorder | None = None
         self.stack: list[int] = []
         self.flushing: int | None = None
 

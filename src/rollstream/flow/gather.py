@@ -151,16 +151,16 @@ class Gather(Node):
             if head.error is not None:
                 self._fail(index, head.error)
                 continue
-            kind, value, origin, incarnation, client.counters, spans = head.value
+            packet, incarnation, client.counters, spans = head.value
             if incarnation != client.incarnation:
                 client.restarted(incarnation, before)
             if spans and (tracer := self.flow.tracer) is not None:
                 for span in spans:
                     tracer.span(span, client.actor.name)
-            if kind == shard.END_REPLY:
+            if packet is None:
                 self._end_shard(index)
             else:
-                self.ready.append((index, value, origin))
+                self.ready.append((index, packet[0], packet[1]))
 
     def _fail(self, index: int, error: BaseException) -> None:
         """Raise an error; if the shard's actor died, ask the restarted one again, or continue without it."""

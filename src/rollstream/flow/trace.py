@@ -7,11 +7,13 @@ import json
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 TimeSpan: TypeAlias = tuple[str, float, float]
 """An operator's name, and when it began and ended to handle one item."""
+Recorder: TypeAlias = Callable[[TimeSpan], None]
 _CHUNK = 1000
 """Events kept in memory before they are written."""
 
