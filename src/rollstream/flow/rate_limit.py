@@ -85,7 +85,7 @@ class Limit(Node):
             self.limiter.samples += change
 
     def _allowed(self) -> bool:
-        return self.limiter.may_insert(self.pending + 1) if self.inserts else self.limiter.may_sample()
+        return self.limiter.can_insert(self.pending + 1) if self.inserts else self.limiter.can_sample()
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
