@@ -92,13 +92,13 @@ class Train(Generic[C]):
     """How many checkpoints are kept, the newest."""
     frame_stack: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Observations a policy sees at once."""
-    env_options: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    env_kwargs: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
     """What the environment is made with, as continuous=True."""
 
     def run(self, args: Sequence[str]) -> None:
         """Train, and say how to go on."""
         from rollstream.training import load, train
-        from rollstream.training.run_folder import InUse
+        from rollstream.training.run_folder import FolderInUse
 
         if self.resume and self.out is None:
             raise RollstreamError("say which run to go on with: add --out and its folder to --resume")
@@ -111,14 +111,14 @@ class Train(Generic[C]):
         algorithm = options.pop("algorithm")
         options["out"] = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
         options["config"] = {name: getattr(self.config, name) for name in _given(self.config, args)} or None
-        options["env_options"] = dict(map(_pair, self.env_options)) or None
+        options["env_kwargs"] = dict(map(_pair, self.env_kwargs)) or None
         out = options["out"]
         try:
             while True:
                 try:
                     train(algorithm, **options)
                     break
-                except InUse:
+                except FolderInUse:
                     if self.out is not None:
                         raise
                     options["out"] = out = _new_folder(algorithm, str(self.env), self.seed or 0)
@@ -233,11 +233,11 @@ class Video:
     def run(self, _: Sequence[str]) -> None:
         """Write the film, and say what is in it."""
         from rollstream.training import load
-        from rollstream.training.video import film
+        from rollstream.training.video import record_video
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a window
         run = load(self.folder, best=self.best, env=self.env)
-        returns = film(run, self.out, episodes=self.episodes, seed=self.seed)
+        returns = record_video(run, self.out, episodes=self.episodes, seed=self.seed)
         told = ", ".join(f"{value:,.1f}" for value in returns)
         episodes = "episode" if len(returns) == 1 else "episodes"
         print(f"Saved {self.out}: {len(returns)} {episodes}, return {told}")
