@@ -168,14 +168,14 @@ def ReportMetrics(  # noqa: N802
 ) -> Iter[Report]:
     """Reports with running counts and the mean of the last episodes; one for every so many items with steps.
 
-    One comes with the last step of the whole training, too, so that it can end there. When `workers.heartbeat`
-    asks for it there is something in between, which says no more than the steps: see `is_heartbeat`.
+    One comes with the last step of the whole training, too, so that it can end there. When
+    `workers.heartbeat.is_due()`, a heartbeat with only the steps is yielded in between: see `is_heartbeat`.
     """
     return stream.combine(_Reporter(workers.learner.total_steps, every, workers.heartbeat), name=name)
 
 
 def is_heartbeat(report: Report) -> bool:
-    """Whether it is no report, but only says how many steps there have been."""
+    """Whether it is a heartbeat, with only the steps so far, instead of a report."""
     return "time/heartbeat" in report
 
 

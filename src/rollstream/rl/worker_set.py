@@ -12,7 +12,7 @@ from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
 
 class Heartbeat:
-    """Asked after every item: whether a plan is to give a sign of life although no report is due."""
+    """Decides after every item whether the plan yields a heartbeat although no report is due."""
 
     is_due: Callable[[], bool] = staticmethod(lambda: False)
 

@@ -182,9 +182,8 @@ class TrainingLoop:
         before, task = getattr(self._run_config.config, "before_learning", None), self._run_config.task
         if before is not None and (first := before(task.workers)) >= task.steps:
             raise RollstreamError(
-                f"training ends after {task.steps:,} steps, before the first update after {first:,} steps "
-                f"(learning_starts={self._run_config.config.learning_starts}); lower learning_starts, or train "
-                f"for more steps"
+                f"training ends after {task.steps:,} steps, before the first update after {first:,} steps: "
+                f"lower learning_starts={self._run_config.config.learning_starts}, or train for more steps"
             )
 
     def _open_folder(self, engine: Engine, start_step: int) -> MetricsLogger:
@@ -248,8 +247,8 @@ class TrainingLoop:
     def _require_report(self, report: Any) -> None:
         if not isinstance(report, Mapping) or STEPS not in report:
             raise RollstreamError(
-                f"the plan of {self._run_config.algorithm.name} yields {type(report).__name__} without {STEPS}; "
-                f"end it with ReportMetrics(stream, workers)"
+                f"the plan of {self._run_config.algorithm.name} yields {type(report).__name__} without "
+                f"{STEPS}; end it with ReportMetrics(stream, workers)"
             )
 
     def _record(self, report: Report, plan: Iter[Report], logger: MetricsLogger) -> None:

@@ -51,7 +51,7 @@ def train(
 ) -> Run:
     """Train an algorithm on an environment.
 
-    Ctrl-C and SIGTERM finish the current iteration, save a checkpoint and exit; a second Ctrl-C exits at once.
+    Ctrl-C and SIGTERM finish the iteration, save a checkpoint and exit; a second Ctrl-C exits at once.
 
     Args:
         algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or an `Algorithm`.
@@ -95,7 +95,7 @@ def train(
         env_kwargs=env_kwargs,
         frame_stack=frame_stack,
         policy=policy,
-        engine=engine,
+        engine=cast(Any, engine),
         evaluate_every=evaluate_every,
         evaluate_episodes=evaluate_episodes,
         stop_at=stop_at,

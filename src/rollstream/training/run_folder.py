@@ -269,8 +269,8 @@ def _import_source(source: Any, argument: str) -> Any:
     if isinstance(source, str):
         if (parts := file_and_name(source)) is not None and not parts[0].is_file():
             raise RunError(
-                f"the file {parts[0]}, which this run was trained with, does not exist; if it has moved, pass "
-                f"{argument}=my_file.py:{parts[1]}"
+                f"the file {parts[0]}, which this run was trained with, does not exist; if it has moved, "
+                f"pass {argument}=my_file.py:{parts[1]}"
             )
         return source
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rollstream.engine import RollstreamError
 from rollstream.limits import Limits
@@ -44,7 +44,7 @@ class TrainingArguments:
     env_kwargs: Mapping[str, Any] | None = None
     frame_stack: Positive = None
     policy: PolicyMaker | None = None
-    engine: str | None = None
+    engine: Literal["inline", "threads", "processes", "ray"] | None = None
     evaluate_every: Positive = None
     evaluate_episodes: Positive = None
     stop_at: float | None = None
@@ -53,7 +53,7 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
-        checked += ("stop_at", "checkpoint_every", "keep")
+        checked += ("engine", "stop_at", "checkpoint_every", "keep")
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
 
     def new_run(self) -> RunConfig:

@@ -65,9 +65,8 @@ def _describe(hint: Any, allowed: Limits | None) -> str:
     if allowed is None:
         return text
     low, high = allowed
-    text = text.removesuffix(" or None")
-    text += f" >= {low:g}" if high == math.inf else f" between {low:g} and {high:g}"
-    return f"{text} or None" if type(None) in typing.get_args(hint) else text
+    bounds = f">= {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    return f"{text.removesuffix(' or None')} {bounds}"
 
 
 def describe_type(hint: Any) -> str:
