@@ -15,12 +15,18 @@ from safetensors.numpy import load_file
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.background_save import BackgroundSave, read_state, read_checksum, write_state
+from rollstream.background_save import BackgroundSave, read_checksum, read_state, write_state
 from rollstream.flow import StateError
 from rollstream.flow.shard import external_files
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import CheckpointError, CheckpointWriter, latest, load_checkpoint, save_checkpoint
-from rollstream.training.loop import Loop
+from rollstream.training.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from rollstream.training.loop import TrainingLoop
 
 STATE = {
     "columns": {"frames": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2], "ends": np.array([True])},
@@ -69,7 +75,7 @@ def test_what_is_written_is_what_there_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "the process that wrote state was ended by signal 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process writing state was killed by signal 9"),
         ("{'a': object()}", "a is a builtins.object, which cannot be saved"),
         ("np.zeros(1 << 20)", "File too large"),
         ("[].pop()", "pop from empty list"),
@@ -103,40 +109,40 @@ def test_signals_for_the_driver_pass_the_writer_by(tmp_path: Path) -> None:
 
 
 def test_nobody_writes_on_whose_owner_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError, match="whoever wanted state is gone"):
-        write_state(tmp_path / "state", STATE, needed=lambda: False)
+    with pytest.raises(InterruptedError, match="state is no longer needed"):
+        write_state(tmp_path / "state", STATE, still_needed=lambda: False)
     assert read_checksum(tmp_path / "state") is None
 
 
 # Checkpoints -------------------------------------------------------------------------------------
 
 
-def drafted(folder: Path, step: int) -> CheckpointWriter:
-    draft = CheckpointWriter(folder, step)
-    draft.write({"step": step}, {}, folder=["big.safetensors"])
-    return draft
+def written(folder: Path, step: int) -> CheckpointWriter:
+    writer = CheckpointWriter(folder, step)
+    writer.write({"step": step}, {}, ["big.safetensors"])
+    return writer
 
 
 def test_a_checkpoint_waits_for_what_others_write(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, 2)
-    assert not draft.whole
-    write_state(draft.partial / "big.safetensors", STATE)
-    assert draft.whole
-    path = draft.finish(keep=1)
+    writer = written(tmp_path, 2)
+    assert not writer.is_complete
+    write_state(writer.partial / "big.safetensors", STATE)
+    assert writer.is_complete
+    path = writer.commit(keep=1)
     assert load_checkpoint(path).state == {"step": 2}
     np.testing.assert_equal(read_state(path / "big.safetensors"), STATE)
 
 
 def test_what_is_not_whole_is_not_finished(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not whole"), drafted(tmp_path, 2) as draft:
-        draft.finish(keep=1)
+    with pytest.raises(CheckpointError, match="incomplete"), written(tmp_path, 2) as writer:
+        writer.commit(keep=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"step": 1})
-    drafted(tmp_path, 2)  # and then the machine stops
-    found = latest(tmp_path)
+    written(tmp_path, 2)  # and then the machine stops
+    found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.state == {"step": 1}
     save_checkpoint(tmp_path, 3, {"step": 3})
@@ -146,9 +152,9 @@ def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) 
 @pytest.mark.parametrize("damage", ["changed", "truncated", "missing"])
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, damage: str) -> None:
     save_checkpoint(tmp_path, 1, {"step": 1})
-    draft = drafted(tmp_path, 2)
-    write_state(draft.partial / "big.safetensors", STATE)
-    big = draft.finish(keep=3) / "big.safetensors"
+    writer = written(tmp_path, 2)
+    write_state(writer.partial / "big.safetensors", STATE)
+    big = writer.commit(keep=3) / "big.safetensors"
     if damage == "missing":
         big.unlink()
     else:
@@ -157,8 +163,8 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Pat
         big.write_bytes(data if damage == "changed" else data[:-1])
     with pytest.raises(CheckpointError, match=r"big\.safetensors"):
         load_checkpoint(big.parent)
-    with pytest.warns(UserWarning, match=r"big\.safetensors .*step_000000001 is used instead"):
-        found = latest(tmp_path)
+    with pytest.warns(UserWarning, match=r"big\.safetensors .*step_000000001 instead"):
+        found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 1
 
@@ -224,7 +230,7 @@ def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
         next(plan)
         [one, other] = external_files(plan.state_dict(folder=tmp_path))
         assert plan.finish_save() == [
-            f"the process that wrote {name} was ended by signal 9" for name in (one, other)
+            f"the process writing {name} was killed by signal 9" for name in (one, other)
         ]
         assert next(plan) == [1, 1]
 
@@ -248,22 +254,22 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the best one, which is replaced only together with it."""
-    recorded, out = Loop._record, tmp_path / "run"
+    recorded, out = TrainingLoop._record, tmp_path / "run"
 
-    def record(loop: Loop, report: Any, *more: Any) -> None:
+    def record(loop: TrainingLoop, report: Any, *more: Any) -> None:
         recorded(loop, report, *more)
-        if loop._draft is not None:
+        if loop._pending is not None:
             raise RuntimeError("something else went wrong")
 
-    monkeypatch.setattr(Loop, "_record", record)
+    monkeypatch.setattr(TrainingLoop, "_record", record)
     looks: list[int] = []
 
-    def look(draft: CheckpointWriter) -> bool:
-        if draft._folder.name == "checkpoints":
-            looks.append(draft.step)
+    def look(writer: CheckpointWriter) -> bool:
+        if writer._folder.name == "checkpoints":
+            looks.append(writer.step)
         return len(looks) != 1
 
-    monkeypatch.setattr(CheckpointWriter, "whole", property(look))
+    monkeypatch.setattr(CheckpointWriter, "is_complete", property(look))
 
     settings = {**APEX, "learning_starts": 80, "report_every": 40}
     with pytest.raises(RuntimeError, match="something else"):
@@ -281,6 +287,6 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     monkeypatch.undo()
     [name] = [path.name for path in (out / "checkpoints").iterdir()]
     assert [path.name for path in (out / "best").iterdir()] == [name]
-    found = latest(out / "checkpoints")
+    found = latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert read_state(found.path / "actor-replay.safetensors")["steps"] >= 100
