@@ -289,14 +289,16 @@ def test_a_file_that_has_moved_is_found_again_if_one_says_where(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.py").write_text(MOVED)
-    main(["train", "ppo", "--env", "here.py:Mine", *TINY[2:], "--steps", "2048", "--out", "run", "--quiet"])
+    sizes = ("--config.environments", "2", "--config.rollout-length", "8", "--config.minibatch-size", "16")
+    options = (*sizes, "--config.hidden", "4", "--config.epochs", "1", "--steps", "16", "--quiet")
+    main(["train", "ppo", "--env", "here.py:Mine", *options, "--out", "run"])
     Path("here.py").rename("there.py")
     assert fails("evaluate", "run", "--episodes", "1") == 2
     assert (
         "here.py, which this run was trained with, does not exist; if it has moved" in capsys.readouterr().err
     )
     main(["evaluate", "run", "--episodes", "1", "--env", "there.py:Mine"])
-    main(["train", "ppo", "--resume", "--out", "run", "--steps", "4096", "--env", "there.py:Mine", "--quiet"])
+    main(["train", "ppo", "--resume", "--out", "run", "--steps", "32", "--env", "there.py:Mine", "--quiet"])
     main(["evaluate", "run", "--episodes", "1"])
     assert fails("train", "ppo", "--env", "there.py:Mine", "--steps", "9", "--env-kwargs", "plo=1") == 2
     told = capsys.readouterr().err.splitlines()[-1]

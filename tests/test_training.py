@@ -219,7 +219,7 @@ def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("dqn", 101), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 150)))],
+    [("dqn", 70), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 100)))],
 )
 def test_a_signal_need_not_wait_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
@@ -234,16 +234,16 @@ def test_a_signal_need_not_wait_for_a_report(
             if steps >= where:
                 signal.raise_signal(signal.SIGINT)
 
-    usual: Any = {"env": "CartPole-v1", "steps": 300, "seed": 2, "quiet": True, "checkpoint_every": 1000}
-    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 100}}
-    usual |= {"evaluate_every": 120, "evaluate_episodes": 1}
+    usual: Any = {"env": "CartPole-v1", "steps": 180, "seed": 2, "quiet": True, "checkpoint_every": 1000}
+    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}}
+    usual |= {"evaluate_every": 90, "evaluate_episodes": 1}
     straight = rs.train(name, out=tmp_path / "straight", **usual)
     with pytest.raises(KeyboardInterrupt):
         rs.train(name, out=tmp_path / "stopped", display=Stop(), **usual)
     assert where <= heartbeats[-1] < where + 8
     stopped = rs.load(tmp_path / "stopped")
     assert not stopped.is_finished
-    assert len(stopped.metrics) == heartbeats[-1] // 100
+    assert len(stopped.metrics) == heartbeats[-1] // 60
     resumed = rs.train(name, out=tmp_path / "stopped", resume=True, quiet=True)
     assert rows(straight) == rows(resumed)
     assert learned(straight) == learned(resumed)
@@ -699,14 +699,14 @@ def test_workers_in_other_processes_know_the_environments_of_the_driver(
     """Those in modules and files, and those that were registered here."""
     monkeypatch.chdir(tmp_path)
     register: Any = gymnasium.register
-    rewards = {"{}:Mine-v0": 2, "{}.py:MyEnv": 2, "{}.py:make_env": 3, "Called-v0": 1, "Local-v0": 1}
+    Path("in_file.py").write_text(textwrap.dedent(ENVIRONMENT.rpartition("gymnasium.register")[0]))
+    rewards = {f"{my_environment}:Mine-v0": 2, "in_file.py:make_env": 3, "Called-v0": 1, "Local-v0": 1}
     register("Called-v0", Lengths)
     register("Local-v0", lambda: Lengths())
     try:
         with rs.engine("processes") as engine:
             [maker] = engine.spawn(Maker)
-            specs = {name: EnvSpec(name.format(my_environment)) for name in rewards}
-            made = {name: maker.call("make", spec).result() for name, spec in specs.items()}
+            made = {name: maker.call("make", EnvSpec(name)).result() for name in rewards}
     finally:
         del gymnasium.registry["Called-v0"], gymnasium.registry["Local-v0"]
     assert made == rewards
