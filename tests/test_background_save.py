@@ -1,10 +1,11 @@
-"""Large states are written by their owners while they go on, and are whole or not there."""
+"""Actors save large states to files in the background; a file is complete or does not count."""
 
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.background_save import BackgroundSave, read_checksum, read_state, write_state
 from rollstream.flow import StateError
-from rollstream.flow.shard import external_files
+from rollstream.flow.snapshot import actor_files
 from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.checkpoint import (
     CheckpointError,
@@ -179,35 +180,41 @@ def shard_infos(workers: WorkerSet) -> list[Any]:
     return [actor.call("info").result() for name, actor in actors.items() if name.startswith("replay")]
 
 
-@pytest.mark.parametrize("engine", ["processes", "inline"])
-def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    """Also on an engine whose actors do not read files; and where the driver has gone to another folder."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[Any], float]:
+    """A state of Ape-X whose shards wrote files, after the driver had moved to another folder."""
+    folder = tmp_path_factory.mktemp("saved")
     with training("apex", "processes", shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(12)]
-        monkeypatch.chdir(tmp_path)
-        state = plan.state_dict(folder=Path())
-        names = external_files(state)
-        assert plan.finish_save() == []
-        infos = shard_infos(workers)
-        assert len(names) == len(infos) == 2
+        with chdir(folder):
+            state = plan.state_dict(folder=Path())
+            names = actor_files(state)
+            assert plan.wait_saved() == []
+            infos = shard_infos(workers)
+            assert len(names) == len(infos) == 2
         next(plan)
-    assert all(read_checksum(tmp_path / name) is not None for name in names)
-    with training("apex", engine, shards=2, **APEX) as (plan, workers):
+    assert all(read_checksum(folder / name) is not None for name in names)
+    return folder, state, infos, reports[-1]["time/total_timesteps"]
+
+
+@pytest.mark.parametrize("engine", [pytest.param("processes", marks=pytest.mark.slow), "inline"])
+def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, engine: str) -> None:
+    """Also on an engine whose actors do not read files."""
+    folder, state, infos, steps = saved
+    with training("apex", engine, shards=2, **APEX) as (plan, workers), chdir(folder):
         plan.load_state_dict(state, folder=Path())
         assert shard_infos(workers) == infos
         report = next(plan)
-        assert report["time/total_timesteps"] > reports[-1]["time/total_timesteps"]
+        assert report["time/total_timesteps"] > steps
         assert report["replay/lost"] == 0
 
 
-def test_a_state_without_its_files_says_so(tmp_path: Path) -> None:
-    with training("apex", "processes", **APEX) as (plan, _):
-        next(plan)
-        state = plan.state_dict(folder=tmp_path)
-        plan.finish_save()
-    with training("apex", "processes", **APEX) as (plan, _), pytest.raises(StateError, match="which folder"):
+def test_a_state_without_its_files_says_so(saved: Any) -> None:
+    _, state, *_ = saved
+    with (
+        training("apex", "inline", shards=2, **APEX) as (plan, _),
+        pytest.raises(StateError, match="which folder"),
+    ):
         plan.load_state_dict(state)
 
 
@@ -217,10 +224,10 @@ class Clumsy:
     def sample(self) -> int:
         return 1
 
-    def begin_save(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         self._writing = BackgroundSave(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    def finish_save(self) -> str | None:
+    def wait_saved(self) -> str | None:
         return self._writing.wait()
 
 
@@ -228,14 +235,15 @@ def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
     with rs.engine("processes") as engine:
         plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()
         next(plan)
-        [one, other] = external_files(plan.state_dict(folder=tmp_path))
-        assert plan.finish_save() == [
+        [one, other] = actor_files(plan.state_dict(folder=tmp_path))
+        assert plan.wait_saved() == [
             f"the process writing {name} was killed by signal 9" for name in (one, other)
         ]
         assert next(plan) == [1, 1]
 
 
-def test_a_run_that_remembers_goes_on_from_its_files(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_resumed_run_restores_the_replay_from_its_files(tmp_path: Path) -> None:
     out, settings = tmp_path / "run", {**APEX, "learning_starts": 80, "report_every": 40}
     first = rs.train("apex", env="CartPole-v1", steps=400, workers=2, out=out, quiet=True, config=settings)
     [newest, *_] = sorted((out / "checkpoints").iterdir(), reverse=True)
@@ -277,7 +285,7 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
             "apex",
             env="CartPole-v1",
             steps=400,
-            workers=2,
+            workers=1,
             out=out,
             quiet=True,
             config=settings,

@@ -528,7 +528,7 @@ def test_6_a_limiter_has_its_counts_right_at_the_end_and_after_a_pause(
 
     def counts(state: Any) -> tuple[int, int, int]:
         inserts, samples = state["nodes"]["limit_ratio.inserts"], state["nodes"]["limit_ratio.samples"]
-        return inserts["inserts"], inserts["asked"], samples["samples"]
+        return inserts["inserts"], inserts["requested"], samples["samples"]
 
     with make_engine() as engine:
         _, plan = build(engine)
@@ -1064,7 +1064,7 @@ def test_13_a_state_of_other_operators_is_refused(engine: rs.Engine) -> None:
         assert list(other) == [], "it is not half loaded"
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"format": 1}, {"format": 1, "operators": []}])
+@pytest.mark.parametrize("broken", [None, {}, {"format": 2}, {"format": 2, "operators": []}])
 def test_13_what_is_no_state_is_refused(broken: Any) -> None:
     with pytest.raises(rs.StateError, match=r"damaged|another plan"):
         flow.from_items([1]).load_state_dict(broken)

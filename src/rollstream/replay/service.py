@@ -135,19 +135,19 @@ class ReplayShard:
         table = self.buffer.table
         return f"{table.size} items, {table.limiter.counts()}, by {table.limiter!r}"
 
-    def begin_save(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         """Begin to write all that is remembered to a file; nobody waits for that."""
-        self.finish_save()
+        self.wait_saved()
         self._writing = BackgroundSave(
             path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)}
         )
 
-    def finish_save(self) -> str | None:
+    def wait_saved(self) -> str | None:
         """Wait until it is written; what went wrong, if anything did."""
         writing, self._writing = self._writing, None
         return writing.wait() if writing is not None else None
 
-    def load_file(self, path: Path) -> None:
+    def load_from(self, path: Path) -> None:
         """Go on from a file."""
         self.load_state_dict(read_state(path))
 
