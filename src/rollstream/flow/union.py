@@ -53,17 +53,10 @@ class Union(UnionNode):
     kind = "union"
     saved = (*UnionNode.saved, "turn", "credit")
 
-    def __init__(
-        self,
-        name: str,
-        location: str,
-        upstreams: Sequence[Node],
-        output: Sequence[int],
-        weights: Sequence[int],
-    ):
-        super().__init__(name, location, upstreams, output)
-        self.weights = list(weights)
-        self.bound = ", ".join(part for part in (f"weights={self.weights}", self.bound) if part)
+    def __init__(self, *args: Any, weights: list[int]):
+        super().__init__(*args)
+        self.weights = weights
+        self.bound = f"weights={weights}" + (f", {self.bound}" if self.bound else "")
         self.turn = 0
         self.credit = self.weights[0]
 
@@ -112,8 +105,8 @@ class UnionAsync(UnionNode):
     asynchronous = True
     saved = (*UnionNode.saved, "last")
 
-    def __init__(self, name: str, location: str, upstreams: Sequence[Node], output: Sequence[int]):
-        super().__init__(name, location, upstreams, output)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         self.last = len(self.upstreams) - 1
         self._branches = [[node for node in ancestors(up) if node.shared] for up in self.upstreams]
 
@@ -163,7 +156,7 @@ def union(
         require_whole("weights", weight, 1)
     nodes, output = _upstreams("union", iters, output)
     _refuse_coupled(nodes)
-    return _joined(iters, Union(name or "union", plan_line(), nodes, output, weights))
+    return _joined(iters, Union(name or "union", plan_line(), nodes, output, weights=weights))
 
 
 def union_async(
