@@ -17,14 +17,14 @@ from rollstream import flow
 from rollstream.engine import ActorContext
 from rollstream.engine.threads import QueueSink
 from rollstream.flow import Context, Provenance
-from rollstream.testing import ChaosEngine, Fail, Pause, ScriptedSource
+from rollstream.testing import chaos_engine, Fail, Pause, ScriptedSource
 
 MakeEngine = Callable[[], rs.Engine]
 
 
 @pytest.fixture(params=["inline", "threads", "chaos", "processes", "ray"])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    return lambda: ChaosEngine(7) if request.param == "chaos" else rs.engine(request.param)
+    return lambda: chaos_engine(7) if request.param == "chaos" else rs.engine(request.param)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ class StateError(RollstreamError):
 class OperatorError(RollstreamError):
     """An operator failed: which, where in the plan it was added, on which shard, and why."""
 
-    tells_all = True
+    includes_traceback = True
 
     def __init__(self, operator: str, location: str, shard: str | None, reason: str, details: str):
         super().__init__(operator, location, shard, reason, details)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from rollstream.engine import Actor
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.branches import Branch
 from rollstream.flow.errors import PlanError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from rollstream.engine.actor import cannot_exit
+from rollstream.engine.slot import cannot_exit
 from rollstream.flow.errors import OperatorError
 from rollstream.flow.provenance import Row, provenance_of
 from rollstream.flow.stages import Stage

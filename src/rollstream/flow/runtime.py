@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import Actor, ActorDied, Deadlock, Engine, Future
-from rollstream.engine.base import DRIVER
-from rollstream.engine.inline import ListSink
+from rollstream.engine.actor import DRIVER
+from rollstream.engine.sinks import ListSink
 from rollstream.flow import shard
 from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.errors import PlanError, StateError

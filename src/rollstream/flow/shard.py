@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.actor import ActorSlot, cannot_exit, wants_context
+from rollstream.engine.slot import ActorSlot, cannot_exit, wants_context
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.node import OVER, Chain, Over, Pulled
 from rollstream.flow.provenance import Origin

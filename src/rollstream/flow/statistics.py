@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstream.engine import Actor, ActorEvent
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 from rollstream.flow.gather import Gather
 from rollstream.flow.node import Chain, Node
 from rollstream.flow.runtime import Flow
