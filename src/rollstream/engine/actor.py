@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from rollstream.engine.errors import ActorDied, EngineError
 from rollstream.engine.future import Future, Waiter
@@ -49,7 +49,7 @@ class Message:
 class Home(Waiter, Protocol):
     """What a handle needs of where it is used: an engine, or the host of another actor."""
 
-    mailbox_size: int
+    mailbox_size: ClassVar[int]
 
     def sender(self) -> str:
         """The name of the actor whose method is running in this thread, or `driver`."""

@@ -99,7 +99,7 @@ class ActorHost(ABC):
         """Store a value once; it lives as long as this actor does."""
         return self.codec.put(value)
 
-    def make_room(self, actor: Actor[Any]) -> None:
+    def make_room(self, actor: Actor[Any]) -> None:  # noqa: B027
         """Actors never wait for each other."""
 
     def wait(self, futures: Sequence[Any], count: int = 1, timeout: float | None = None) -> NoReturn:  # noqa: ARG002

@@ -151,7 +151,7 @@ class Channel:
             return Segment(key, self._port.receive(), size, self._gone)
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"no shared memory could be mapped: {error}; maybe no file descriptor is left (see ulimit -n): "
+                f"no shared memory could be mapped: {error}; file descriptors may have run out (ulimit -n): "
                 f"copy what is kept for long, or give rs.engine('processes', pool_bytes=...) more"
             ) from error
 

@@ -72,7 +72,7 @@ class Engine:
         self.sink = transport.sink
         self.sender = transport.sender
         self.idle = self.in_flight.idle
-        self._run = transport.run
+        self._run = transport.run if transport.in_thread else None
         self._flows: list[Callable[[], None]] = []
         """Open flows, each as the function that closes it."""
         self._names: set[str] = {DRIVER}
@@ -120,7 +120,7 @@ class Engine:
             raise EngineError(f"spawn takes a class, not {cls!r}")
         if not isinstance(args, Sequence) or isinstance(args, str):
             raise EngineError(
-                f"args={args!r}: give the constructor's arguments as a tuple, and the number of actors as count="
+                f"args={args!r}: give the constructor's arguments as a tuple; the number of actors is count="
             )
         if not isinstance(count, int) or count < 1:
             raise EngineError(f"count={count!r}: spawn a whole number of actors, at least one")
@@ -171,9 +171,10 @@ class Engine:
                 if end is None or self.closed:
                     self._require_progress(futures)
                 left = None if end is None else max(0.0, end - time.monotonic())
-                if sink.wait(left) is None and end is not None:
-                    if time.monotonic() >= end or not self.transport.can_progress():
-                        break
+                if sink.wait(left) is not None or end is None:
+                    continue
+                if time.monotonic() >= end or not self.transport.can_progress():
+                    break
         finally:
             self.in_flight.forget(futures, sink)
         for future in futures:
@@ -344,8 +345,7 @@ class Engine:
         for future in self._futures_in(message) if futures is None else futures:
             if future.error is not None:
                 future.read = True
-                error = future.error
-                self.transport.later(lambda: self.in_flight.settle(message, None, error))
+                self.transport.later(partial(self.in_flight.settle, message, None, future.error))
                 return
         self.transport.deliver(actor, message)
 
@@ -475,7 +475,7 @@ class Engine:
     def _say_what_is_waited_for(self) -> None:
         busy = [actor.name for actor in self.actors.values() if actor.outstanding]
         text = (
-            f"the engine closes once every message has been handled; {', '.join(busy)} is still handling one. "
+            f"the engine closes once every message has been handled; {', '.join(busy)} is not done yet. "
             f"Press Ctrl-C to end it, or give spawn a deadline"
         )
         print(text, file=sys.stderr, flush=True)

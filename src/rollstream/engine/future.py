@@ -28,8 +28,9 @@ class Future(Generic[T_co]):
     """The reply to a message: a value or an error that arrives later."""
 
     __slots__ = (
-        "dependents", "done", "engine", "error", "label", "read", "receiver", "reply", "sink", "token", "waiters"
-    )  # fmt: skip
+        *("dependents", "done", "engine", "error", "label", "read"),
+        *("receiver", "reply", "sink", "token", "waiters"),
+    )
 
     def __init__(
         self, engine: Waiter, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None

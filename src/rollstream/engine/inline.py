@@ -19,6 +19,7 @@ class InlineTransport(Transport):
 
     name = "inline"
     concurrent = False
+    in_thread = True
     sink = staticmethod(ListSink)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self) -> None:

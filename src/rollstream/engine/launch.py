@@ -47,7 +47,7 @@ def thread_variables(threads: int | None) -> dict[str, str]:
 
 
 class Process:
-    """A fresh interpreter with a socket to it. It ends by itself when this process ends, for whatever reason."""
+    """A fresh interpreter with a socket to it. It ends by itself when this process ends, however."""
 
     def __init__(self, name: str, incarnation: int, pool: int, variables: dict[str, str]):
         self.lines: deque[str] = deque(maxlen=_LINES)
@@ -89,7 +89,7 @@ class Process:
             os.set_blocking(stream.fileno(), False)
 
     def show_output(self, which: str) -> int:
-        """Copy what the process wrote to this one's output: the number of bytes, 0 at its end, -1 if none now."""
+        """Copy what the process wrote to this one's output: how many bytes, 0 at its end, -1 if none now."""
         try:
             data = os.read(self.outputs[which].fileno(), 1 << 16)
         except BlockingIOError:

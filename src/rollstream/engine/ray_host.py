@@ -20,7 +20,7 @@ from rollstream.engine.ray_objects import Buffers, body_of, is_large, item_of, i
 from rollstream.engine.serialization import Codec, Payload
 
 STORED, REFUSED = 3, 4
-"""What a record says of a message, besides `VALUE`, `ERROR` and `DEFERRED`: its value is an object of its own;
+"""What a record says of a message, besides `VALUE`, `ERROR` and `DEFERRED`: its value is a separate object;
 it was not handled."""
 LATE, POST = "late", "post"
 """What an actor says besides its replies: a deferred reply, a message to another actor."""

@@ -1,8 +1,8 @@
 """Payloads on Ray: small ones are part of a message, large ones an object in Ray's store.
 
 A payload travels as an *item*: its body, or a list of its body and the items of its parts. A body is pickled
-bytes; or a tuple of those and the buffers kept out of band, which Ray keeps out of band, too, so that a reader
-sees them in place; or the reference of an object that is one of these.
+bytes; or a tuple of those and the buffers kept out of band, which Ray keeps out of band, too, so that
+a reader sees them in place; or the reference of an object that is one of these.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Codec:
             raise not_serializable(value, "the result", problem) from problem
 
     def pack_error(self, error: BaseException) -> Payload:
-        """Serialize an error with its traceback; one that cannot be pickled is replaced by its description."""
+        """Serialize an error with its traceback; if it cannot be pickled, its description."""
         trace = f"on {self._where}:\n{''.join(traceback.format_exception(error)).rstrip()}"
         try:
             payload = self.pack((error, trace))
@@ -274,8 +274,7 @@ class _Pickler(cloudpickle.Pickler):
         if issubclass(kind, Actor):
             if obj.engine is not self._codec.site:
                 raise NotSerializable(
-                    f"{obj.name} is an actor of another engine, and its handle can only be sent in messages of "
-                    f"that one"
+                    f"{obj.name} is an actor of another engine: only that one can send its handle"
                 )
             return _handle, (obj.name, obj.index, class_bytes(obj.cls))
         if issubclass(kind, (Ref, Future)):

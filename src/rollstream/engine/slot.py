@@ -120,6 +120,6 @@ def cannot_exit(what: str, error: SystemExit) -> EngineError:
     """An error in place of the program's end, which is the driver's to decide."""
     code = "" if error.code is None else repr(error.code)
     return EngineError(
-        f"{what} called sys.exit({code}), and code on an actor cannot end the program: raise an error, or end "
-        f"the loop that drives it"
+        f"{what} called sys.exit({code}), but an actor cannot end the program: raise an error, or end the "
+        f"loop that drives it"
     )

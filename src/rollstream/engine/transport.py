@@ -26,6 +26,8 @@ class Transport(ABC):
     name: ClassVar[str]
     concurrent: ClassVar[bool] = True
     """Whether actors run beside the driver; else a message is handled before `Engine.post` returns."""
+    in_thread: ClassVar[bool] = False
+    """Whether messages are handled in the driver's thread: `run` is called after every send."""
     local_processes: ClassVar[bool] = False
     """Whether each actor has a process of its own, on this machine."""
     codec: Codec | None = None
@@ -59,9 +61,9 @@ class Transport(ABC):
         """The name of the actor whose method is running in this thread, or `driver`."""
         return DRIVER
 
-    run: Callable[[], bool] | None = None
-    """Called after every send, on transports where messages are handled in the driver's thread. It returns
-    false when called from inside a message."""
+    def run(self) -> bool:
+        """Handle messages, where that happens in the driver's thread (`in_thread`); false from inside one."""
+        return False
 
     def can_progress(self) -> bool:
         """Whether anything can happen while the calling thread waits."""
@@ -71,7 +73,7 @@ class Transport(ABC):
         """Call a function soon, without the caller's locks."""
         function()
 
-    def require_usable(self) -> None:
+    def require_usable(self) -> None:  # noqa: B027
         """Raise if this process cannot use the transport."""
 
 

@@ -35,11 +35,12 @@ class ChaosTransport(FramedTransport):
     """The protocol of the processes engine on one thread: every step is a choice of the seed.
 
     Actors live in this process, but everything is serialized as for another one: messages and replies
-    travel as bytes that arrive late and in pieces, arrays through shared memory. A step delivers some bytes to
-    an actor or to the driver, lets an actor handle a message, or lets the driver notice a death.
+    travel as bytes that arrive late and in pieces, arrays through shared memory. A step delivers some bytes
+    to an actor or to the driver, lets an actor handle a message, or lets the driver notice a death.
     """
 
     name = "chaos"
+    in_thread = True
 
     def __init__(self, seed: int = 0, deaths: float = 0.0):
         super().__init__(POOL)
