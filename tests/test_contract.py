@@ -15,7 +15,7 @@ import pytest
 import rollstream as rs
 from rollstream import flow
 from rollstream.engine import ActorContext
-from rollstream.engine.threads import QueueSink
+from rollstream.engine.sinks import QueueSink
 from rollstream.flow import Context, Provenance
 from rollstream.testing import chaos_engine, Fail, Pause, ScriptedSource
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollstream.engine.errors import RollstreamError
 from rollstream.replay import (
     Column,
     Field,
@@ -398,9 +399,9 @@ def test_limiters_that_would_block_for_good_are_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SampleToInsertRatio(4, 100, (100, 400))
-    with pytest.raises(ReplayError, match="samples_per_insert is 0 and has to be above 0"):
+    with pytest.raises(RollstreamError, match="samples_per_insert is 0 and must be positive"):
         SampleToInsertRatio(0, 100, 4)
-    with pytest.raises(ReplayError, match="min_size is 0 and has to be at least 1"):
+    with pytest.raises(RollstreamError, match="min_size is 0 and must be at least 1"):
         MinSize(0)
 
 

@@ -13,6 +13,7 @@ import jax
 import optax
 
 from rollstream.flow import Iter
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.learner import Learner, Metrics, descended, trained
@@ -29,10 +30,10 @@ Array = Any
 class Config(OnPolicyConfig):
     """Settings of A2C and A3C."""
 
-    rollout_length: int = 5
-    gae_lambda: float = 1.0
-    learning_rate: float = 7e-4
-    report_every: int = 100
+    rollout_length: PositiveInt = 5
+    gae_lambda: Fraction = 1.0
+    learning_rate: NonNegativeFloat = 7e-4
+    report_every: PositiveInt = 100
     """Updates in a report."""
 
 

@@ -19,6 +19,7 @@ from rollstream import flow
 from rollstream.algos import dqn
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
@@ -48,19 +49,19 @@ class Config(dqn.Config):
 
     algorithm: ClassVar[str] = "apex"
 
-    environments: int = 8
-    rollout_length: int = 50
-    batch_size: int = 512
-    n_step: int = 3
+    environments: PositiveInt = 8
+    rollout_length: PositiveInt = 50
+    batch_size: PositiveInt = 512
+    n_step: PositiveInt = 3
     dueling: bool = True
-    priority_exponent: float = 0.6
-    shards: int = 1
+    priority_exponent: NonNegativeFloat = 0.6
+    shards: PositiveInt = 1
     """Actors that remember; each remembers for some of the workers."""
-    samples_per_insert: float = 8.0
+    samples_per_insert: NonNegativeFloat = 8.0
     """How often a transition is learned from, on average."""
-    boldest: float = 0.4
+    boldest: Fraction = 0.4
     """How often the boldest environment acts at random, after the exploration that all begin with."""
-    boldness_exponent: float = 7.0
+    boldness_exponent: NonNegativeFloat = 7.0
     """How much less bold the others are."""
 
     def steps_at_once(self, workers: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rollstream.algos import td3
+from rollstream.limits import NonNegativeFloat, PositiveInt
 from rollstream.rl.algorithm import Algorithm
 
 
@@ -18,9 +19,9 @@ class Config(td3.Config):
 
     algorithm: ClassVar[str] = "ddpg"
 
-    critics: int = 1
-    policy_delay: int = 1
-    target_noise: float = 0.0
+    critics: PositiveInt = 1
+    policy_delay: PositiveInt = 1
+    target_noise: NonNegativeFloat = 0.0
 
 
 DDPG = Algorithm("ddpg", Config, Config.worker, td3.learner, td3.plan)

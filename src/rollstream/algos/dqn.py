@@ -19,6 +19,7 @@ import optax
 from rollstream import flow
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
 from rollstream.rl.networks import q_network
@@ -38,28 +39,28 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "dqn"
 
-    rollout_length: int = 4
-    batch_size: int = 32
-    buffer_size: int = 100_000
-    learning_starts: int = 1_000
-    learning_rate: float = 1e-4
-    hidden: tuple[int, ...] = (64, 64)
-    max_gradient_norm: float = 10.0
-    target_every: int = 250
+    rollout_length: PositiveInt = 4
+    batch_size: PositiveInt = 32
+    buffer_size: PositiveInt = 100_000
+    learning_starts: NonNegativeInt = 1_000
+    learning_rate: NonNegativeFloat = 1e-4
+    hidden: Sizes = (64, 64)
+    max_gradient_norm: NonNegativeFloat = 10.0
+    target_every: PositiveInt = 250
     """Updates from one target network to the next."""
-    exploration_fraction: float = 0.1
+    exploration_fraction: Fraction = 0.1
     """Part of the training in which random actions become as rare as they will be."""
-    final_epsilon: float = 0.05
+    final_epsilon: Fraction = 0.05
     """How often actions are random after that."""
     double: bool = True
     """Whether the action is chosen by the network and valued by the target network."""
     dueling: bool = False
     """Whether the network tells the value of a state and how actions compare apart."""
-    priority_exponent: float = 0.0
+    priority_exponent: NonNegativeFloat = 0.0
     """How much more often surprising transitions are learned from; 0 is all alike."""
-    importance_exponent: float = 0.4
+    importance_exponent: NonNegativeFloat = 0.4
     """How much is made up for that at the beginning; all of it at the end."""
-    atoms: int = 1
+    atoms: PositiveInt = 1
     """If more than 1, how many values a distribution of values is over; 51 is usual."""
     value_range: tuple[float, float] = (-10.0, 10.0)
     """The least and the largest of them."""

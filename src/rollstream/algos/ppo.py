@@ -16,6 +16,7 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
+from rollstream.limits import NonNegativeFloat, PositiveInt
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.learner import Learner, Metrics, descended, in_minibatches, shuffled, trained
@@ -39,11 +40,11 @@ Array = Any
 class Config(OnPolicyConfig):
     """Settings of PPO."""
 
-    rollout_length: int = 256
-    epochs: int = 10
+    rollout_length: PositiveInt = 256
+    epochs: PositiveInt = 10
     """How often a batch is gone through."""
-    minibatch_size: int = 64
-    clip_range: float = 0.2
+    minibatch_size: PositiveInt = 64
+    clip_range: NonNegativeFloat = 0.2
     """How far, as a ratio, the probability of an action may move."""
     clip_range_decay: bool = False
     overlap: bool = False

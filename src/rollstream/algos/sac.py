@@ -19,6 +19,7 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
+from rollstream.limits import Fraction, NonNegativeFloat
 from rollstream.rl.action_distributions import ActorPolicy, Categories, Squashed
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
@@ -39,9 +40,9 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "sac"
 
-    target_rate: float = 0.005
+    target_rate: Fraction = 0.005
     """Tau: how far target networks move to the critics in an update."""
-    initial_temperature: float = 1.0
+    initial_temperature: NonNegativeFloat = 1.0
     learn_temperature: bool = True
     target_entropy: float | None = None
     """What the actor's entropy is kept at; left out, minus how many numbers an action has, or for discrete

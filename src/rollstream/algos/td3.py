@@ -19,6 +19,7 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
 from rollstream.rl.action_distributions import ActorPolicy, Steady
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
@@ -39,18 +40,18 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "td3"
 
-    learning_rate: float = 1e-3
-    target_rate: float = 0.005
+    learning_rate: NonNegativeFloat = 1e-3
+    target_rate: Fraction = 0.005
     """Tau: how far target networks move to the others, whenever the actor is updated."""
-    exploration_noise: float = 0.1
+    exploration_noise: NonNegativeFloat = 0.1
     """The deviation of what is added to actions while learning, where actions are between -1 and 1."""
-    critics: int = 2
+    critics: PositiveInt = 2
     """Of which the lowest counts."""
-    policy_delay: int = 2
+    policy_delay: PositiveInt = 2
     """Updates of the critics for one of the actor."""
-    target_noise: float = 0.2
+    target_noise: NonNegativeFloat = 0.2
     """The deviation of what is added to the actions that targets are computed for."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: NonNegativeFloat = 0.5
     """The most that is added."""
 
     def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorPolicy:

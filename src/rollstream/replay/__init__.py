@@ -4,9 +4,10 @@ Everything here is numpy; nothing waits, runs by itself or looks at a clock. The
 (Cassirer et al., 2021, arXiv:2102.04736).
 """
 
+from rollstream.rate_limiter import RateLimiter
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
 from rollstream.replay.importance import importance_weights
-from rollstream.replay.limiter import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
+from rollstream.replay.limiter import MinSize, Queue, SampleToInsertRatio, Stack
 from rollstream.replay.selectors import (
     Fifo,
     Lifo,

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rollstream.rate_limiter import RateLimiter
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
-from rollstream.replay.limiter import RateLimiter
 from rollstream.replay.selectors import Fifo, Ranking, Selector, Slots
 from rollstream.replay.steps import ONE, Rows, Signature, Steps
 

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
 from rollstream.replay import Column, signature_of
 from rollstream.replay.buffer import Buffer
 from rollstream.replay.transitions import transition_buffer
@@ -33,29 +34,29 @@ Array = Any
 class OffPolicyConfig:
     """Settings of every algorithm here that learns from replay."""
 
-    environments: int = 1
+    environments: PositiveInt = 1
     """Environments in all, shared out among the workers."""
-    rollout_length: int = 1
+    rollout_length: PositiveInt = 1
     """Steps of each environment between one round of learning and the next."""
-    updates: int = 1
+    updates: PositiveInt = 1
     """Updates in a round."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Remembered transitions an update learns from."""
-    buffer_size: int = 1_000_000
+    buffer_size: PositiveInt = 1_000_000
     """Transitions remembered; the oldest are forgotten."""
-    learning_starts: int = 100
+    learning_starts: NonNegativeInt = 100
     """Transitions remembered before the first update; actions are random until then."""
-    n_step: int = 1
+    n_step: PositiveInt = 1
     """Rewards that are added up before the rest is estimated."""
-    discount: float = 0.99
+    discount: Fraction = 0.99
     """Gamma: how much the next step's value counts."""
-    learning_rate: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256)
+    learning_rate: NonNegativeFloat = 3e-4
+    hidden: Sizes = (256, 256)
     """Sizes of the hidden layers; after the convolutions, for images."""
     activation: Literal["tanh", "relu", "silu"] = "relu"
     clip_rewards: bool = False
     """Whether only the sign of a reward counts."""
-    report_every: int = 1_000
+    report_every: PositiveInt = 1_000
     """Environment steps in a report."""
 
     algorithm: ClassVar[str] = "this algorithm"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import gymnasium
 import jax.numpy as jnp
 
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt, Sizes
 from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.algorithm import Task
 from rollstream.rl.networks import actor_critic
@@ -23,21 +24,21 @@ Array = Any
 class OnPolicyConfig:
     """Settings of every actor-critic algorithm here."""
 
-    environments: int = 8
+    environments: PositiveInt = 8
     """Environments in all, shared out among the workers."""
-    rollout_length: int = 128
+    rollout_length: PositiveInt = 128
     """Steps of each environment in a batch."""
-    discount: float = 0.99
+    discount: Fraction = 0.99
     """Gamma: how much the next step's value counts."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """How far advantages look ahead: 0 one step, 1 to the end."""
-    learning_rate: float = 3e-4
+    learning_rate: NonNegativeFloat = 3e-4
     learning_rate_decay: bool = False
     """Whether the learning rate falls to 0 until the end of the training."""
     entropy_coefficient: float = 0.0
-    value_coefficient: float = 0.5
-    max_gradient_norm: float = 0.5
-    hidden: tuple[int, ...] = (64, 64)
+    value_coefficient: NonNegativeFloat = 0.5
+    max_gradient_norm: NonNegativeFloat = 0.5
+    hidden: Sizes = (64, 64)
     """Sizes of the hidden layers of actor and critic; after the convolutions, for images."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     initial_log_std: float = 0.0
