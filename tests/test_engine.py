@@ -304,10 +304,10 @@ BROKEN: dict[type[Any], str] = {
     LetsCallsOvertakeSends: "messages_keep_their_order",
     SwallowsFailures: "failing_sends_surface",
     ForgetsLocal: "apply_runs_beside_the_instance",
-    HoldsSends: "wait_returns_when_enough_are_done",
+    HoldsSends: "failing_sends_surface",
     LetsActorsWait: "actors_do_not_wait_for_each_other",
     CountsNothing: "statistics_count",
-    NeverCloses: "leaving_the_scope_ends_every_actor",
+    NeverCloses: "a_failing_constructor_fails_the_spawn",
 }
 
 

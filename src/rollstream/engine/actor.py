@@ -24,7 +24,7 @@ Operation: TypeAlias = str | Callable[..., Any]
 class Message:
     """A method to call, or a function of the slot to run, and the future of its reply."""
 
-    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "payload", "posted")
+    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "payload", "posted", "sticky")
 
     def __init__(self, operation: Operation, args: tuple[Any, ...], future: Future[Any] | None, label: str):
         self.operation = operation
@@ -32,6 +32,8 @@ class Message:
         self.future = future
         self.label = label
         self.actor: Actor[Any] | None = None
+        self.sticky: str | None = None
+        """Its kind, if it is kept as the last of its kind for a restarted instance."""
         self.counted = False
         """Whether it counts as in flight."""
         self.posted: tuple[str, float] | None = None
@@ -42,7 +44,7 @@ class Message:
     def repeated(self) -> Message:
         """The same message again, without a reply."""
         message = Message(self.operation, self.args, None, self.label)
-        message.payload = self.payload
+        message.payload, message.sticky = self.payload, self.sticky
         return message
 
 

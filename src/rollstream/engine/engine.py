@@ -310,9 +310,7 @@ class Engine:
             return
         if message.payload is None and self.transport.codec is not None:
             message.payload = self.transport.codec.pack_message(message)
-        if sticky is not None:
-            actor.sticky.pop(sticky, None)  # the last of its kind takes its place in the order sent
-            actor.sticky[sticky] = message
+        message.sticky = sticky
         if self.tracer is not None and message.posted is None:
             message.posted = (self.sender(), time.perf_counter())
         try:
@@ -347,6 +345,9 @@ class Engine:
                 future.read = True
                 self.transport.later(partial(self.in_flight.settle, message, None, future.error))
                 return
+        if message.sticky is not None:  # from now on: until here, an earlier one of its kind holds
+            actor.sticky.pop(message.sticky, None)
+            actor.sticky[message.sticky] = message
         self.transport.deliver(actor, message)
 
     def send_held(self, actor: Actor[Any]) -> None:
@@ -467,6 +468,8 @@ class Engine:
         try:
             while not self.in_flight.idle() and not self.in_flight.failures:
                 sink.wait()
+                if not self.transport.can_progress():
+                    break
         finally:
             reminder.cancel()
             reminder.join()

@@ -74,7 +74,6 @@ class Supervisor:
         if first is None:
             self._in_flight.settle(rebuilding)
             return False
-        first = [message for message in first if message not in actor.held]
         for message in first:
             if not message.counted:
                 self._in_flight.add(message, actor)
@@ -107,10 +106,8 @@ class Supervisor:
         if options.on_failure == "restart" and actor.restarts < options.max_restarts:
             actor.restarts += 1
             again = []
-            for kind, message in list(actor.sticky.items()):  # other threads may be sending
+            for message in actor.sticky.values():  # none changes while the actor is down
                 again.append(message if message in unhandled else message.repeated())
-                if actor.sticky.get(kind) is message:
-                    actor.sticky[kind] = again[-1]
         elif options.on_failure == "restart":
             reason = f"{reason}, after {options.max_restarts} restarts"
         outcome = (

@@ -74,6 +74,7 @@ class ChaosTransport(FramedTransport):
         self._stepping = True
         try:
             steps[self.pick(len(steps))]()
+            self.collect()
         finally:
             self._stepping = False
         return True
@@ -112,8 +113,8 @@ class ChaosTransport(FramedTransport):
         return Connection(Channel(_MemoryPort(to_actor, to_driver), self._maps, self._gone), f"{arena}/")
 
     def write(self, actor: Actor[Any], data: bytes) -> None:
-        """The bytes arrive later."""
-        self._hosts[actor.name].inbound += data
+        """The bytes arrive later, unless the actor is dead."""
+        self._hosts[actor.name].take_bytes(data)
 
     def later(self, function: Callable[[], None]) -> None:
         """Call a function in a step of its own."""
@@ -129,17 +130,12 @@ class ChaosTransport(FramedTransport):
 
     def kill(self, actor: Actor[Any]) -> None:
         """Let an actor die as a process does; the driver reads what it had written, then notices."""
-        self._hosts[actor.name].die("was killed")
+        if (host := self._hosts.get(actor.name)) is not None:
+            host.die("was killed")
 
     def lets_die(self) -> bool:
         """Whether an actor dies now."""
         return self._deaths > 0 and self.chance(self._deaths)
-
-    def forget_host(self, actor: Actor[Any], reason: str) -> None:
-        """The driver notices the end of an actor."""
-        del self._hosts[actor.name]
-        self.collect()
-        self.connection_lost(actor, reason)
 
     def wait_started(self, started: SimpleQueue[BaseException | None], count: int) -> list[Any]:
         """Step until the instances are built."""
@@ -167,14 +163,16 @@ class _ChaosHost(FramedHost):
         self.inbound, self.outbound = bytearray(), bytearray()
         self._reason = ""
         """How it ended, if it has."""
+        self._noticed = False
+        """Whether the driver knows."""
 
     def steps(self) -> list[Callable[[], None]]:
         """What can happen next, of what concerns this actor."""
         steps: list[Callable[[], None]] = []
         if self.outbound:
             steps.append(self._to_driver)
-        elif self._reason:
-            return [lambda: self._transport.forget_host(self._handle, self._reason)]
+        elif self._reason and not self._noticed:
+            steps.append(self._notice)
         if not self._reason:
             if self.inbound:
                 steps.append(self._from_driver)
@@ -183,6 +181,15 @@ class _ChaosHost(FramedHost):
             elif self.has_message():
                 steps.append(self._next)
         return steps
+
+    def _notice(self) -> None:
+        self._noticed = True
+        self._transport.connection_lost(self._handle, self._reason)
+
+    def take_bytes(self, data: bytes) -> None:
+        """Bytes from the driver, to be delivered later."""
+        if not self._reason:
+            self.inbound += data
 
     def die(self, reason: str) -> None:
         """End at once."""
