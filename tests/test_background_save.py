@@ -17,7 +17,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.background_save import Writing, read_state, summary, write_state
 from rollstream.flow import StateError
-from rollstream.flow.shard import files_apart
+from rollstream.flow.snapshot import actor_files
 from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.checkpoint import CheckpointError, Draft, latest, load_checkpoint, save_checkpoint
 from rollstream.training.loop import Loop
@@ -181,15 +181,15 @@ def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
     with training("apex", "processes", shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(12)]
         monkeypatch.chdir(tmp_path)
-        state = plan.state_dict(apart=Path())
-        names = files_apart(state)
-        assert plan.saved_apart() == []
+        state = plan.state_dict(folder=Path())
+        names = actor_files(state)
+        assert plan.wait_saved() == []
         infos = shard_infos(workers)
         assert len(names) == len(infos) == 2
         next(plan)
     assert all(summary(tmp_path / name) is not None for name in names)
     with training("apex", engine, shards=2, **APEX) as (plan, workers):
-        plan.load_state_dict(state, apart=Path())
+        plan.load_state_dict(state, folder=Path())
         assert shard_infos(workers) == infos
         report = next(plan)
         assert report["time/total_timesteps"] > reports[-1]["time/total_timesteps"]
@@ -199,8 +199,8 @@ def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
 def test_a_state_without_its_files_says_so(tmp_path: Path) -> None:
     with training("apex", "processes", **APEX) as (plan, _):
         next(plan)
-        state = plan.state_dict(apart=tmp_path)
-        plan.saved_apart()
+        state = plan.state_dict(folder=tmp_path)
+        plan.wait_saved()
     with training("apex", "processes", **APEX) as (plan, _), pytest.raises(StateError, match="which folder"):
         plan.load_state_dict(state)
 
@@ -211,10 +211,10 @@ class Clumsy:
     def sample(self) -> int:
         return 1
 
-    def save_apart(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         self._writing = Writing(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    def saved_apart(self) -> str | None:
+    def wait_saved(self) -> str | None:
         return self._writing.wait()
 
 
@@ -222,8 +222,8 @@ def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
     with rs.engine("processes") as engine:
         plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()
         next(plan)
-        [one, other] = files_apart(plan.state_dict(apart=tmp_path))
-        assert plan.saved_apart() == [
+        [one, other] = actor_files(plan.state_dict(folder=tmp_path))
+        assert plan.wait_saved() == [
             f"the process that wrote {name} was ended by signal 9" for name in (one, other)
         ]
         assert next(plan) == [1, 1]

@@ -17,7 +17,7 @@ from rollstream import flow
 from rollstream.engine import ActorContext
 from rollstream.engine.sinks import QueueSink
 from rollstream.flow import Context, Provenance
-from rollstream.testing import chaos_engine, Fail, Pause, ScriptedSource
+from rollstream.testing import Fail, Pause, ScriptedSource, chaos_engine, kill
 
 MakeEngine = Callable[[], rs.Engine]
 
@@ -291,13 +291,14 @@ def test_5_a_failed_message_nobody_awaits_surfaces(make_engine: MakeEngine) -> N
                 pass
 
 
+@pytest.mark.parametrize("make_engine", ["chaos", "processes", "ray"], indirect=True)
 def test_5_sticky_messages_are_delivered_again_to_a_restarted_actor(engine: rs.Engine) -> None:
-    [worker] = engine.spawn(Worker)
+    [worker] = engine.spawn(Worker, on_failure="restart")
     plan = flow.from_actors([worker], "sample").gather_async()
     first = next(plan)
     worker.send("set_version", 3, sticky=True)
     worker.send("set_version", 4, sticky=True)
-    worker.restart().result()
+    kill(worker)
     second = next(plan)
     assert (first["version"], second["version"]) == (0, 4)
     assert second["count"] == 1, "a fresh instance"
@@ -528,7 +529,7 @@ def test_6_a_limiter_has_its_counts_right_at_the_end_and_after_a_pause(
 
     def counts(state: Any) -> tuple[int, int, int]:
         inserts, samples = state["nodes"]["limit_ratio.inserts"], state["nodes"]["limit_ratio.samples"]
-        return inserts["inserts"], inserts["asked"], samples["samples"]
+        return inserts["inserts"], inserts["requested"], samples["samples"]
 
     with make_engine() as engine:
         _, plan = build(engine)
@@ -811,15 +812,16 @@ def test_9_overlapping_merges_count_once(engine: rs.Engine) -> None:
     assert [(span.first, span.last) for span in provenance.spans] == [(0, 5)]
 
 
-def test_9_streams_and_lives_of_one_actor_are_told_apart(engine: rs.Engine) -> None:
-    [worker] = engine.spawn(Worker, name="worker")
+@pytest.mark.parametrize("make_engine", ["chaos", "processes", "ray"], indirect=True)
+def test_9_streams_and_incarnations_of_one_actor_are_told_apart(engine: rs.Engine) -> None:
+    [worker] = engine.spawn(Worker, name="worker", on_failure="restart")
     streams = [flow.from_actors(worker, "sample", name=name).gather_async() for name in ("train", "test")]
     [(_, provenance)] = flow.union(streams).take(4).batch(4).zip_with_source()
     assert (provenance.total("steps"), provenance.sources) == (40, ("worker",))
 
     plan = flow.from_actors(worker, "sample").gather_async().batch(4).zip_with_source()
     next(plan)
-    worker.restart().result()
+    kill(worker)
     assert next(plan)[1].total("steps") == 40
 
 
@@ -1064,7 +1066,7 @@ def test_13_a_state_of_other_operators_is_refused(engine: rs.Engine) -> None:
         assert list(other) == [], "it is not half loaded"
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"format": 1}, {"format": 1, "operators": []}])
+@pytest.mark.parametrize("broken", [None, {}, {"format": 2}, {"format": 2, "operators": []}])
 def test_13_what_is_no_state_is_refused(broken: Any) -> None:
     with pytest.raises(rs.StateError, match=r"damaged|another plan"):
         flow.from_items([1]).load_state_dict(broken)

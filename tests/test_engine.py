@@ -555,7 +555,7 @@ def test_spawn_options_are_checked(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("name", ["inline", "threads", "processes"])
 def test_a_callback_is_checked(name: str) -> None:
     with pytest.raises(rs.EngineError, match="on_event=5: give a function"):
-        rs.engine(name, on_event=5)
+        rs.engine(name, on_event=5)  # pyright: ignore[reportArgumentType]
 
 
 def test_who_closes_is_told_what_is_waited_for(

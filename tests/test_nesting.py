@@ -7,7 +7,7 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.testing import chaos_engine, ScriptedSource
+from rollstream.testing import ScriptedSource, chaos_engine
 
 
 def tree(first: int, name: str) -> Callable[[], Iterator[int]]:

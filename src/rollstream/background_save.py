@@ -1,7 +1,7 @@
 """Large states, each in a file of its own that its owner writes, while it goes on.
 
-An actor whose state is large offers `save_apart(path)`, which begins to write it and comes back at once;
-`saved_apart()`, which waits until that is done and gives what went wrong; and `load_apart(path)`. A file is
+An actor whose state is large offers `save_to(path)`, which begins to write it and comes back at once;
+`wait_saved()`, which waits until that is done and gives what went wrong; and `load_from(path)`. A file is
 safetensors with the structure in its metadata. Another beside it, written last, says how long it is and what
 its checksum is: a file without one is not whole.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from rollstream.flow.graph import Graph, GraphEdge, GraphNode
-from rollstream.flow.statistics import DRIVER
+from rollstream.flow.actor_refs import DRIVER
+from rollstream.flow.graph_data import GraphData, GraphEdge, GraphNode
 
 FLOW = ("sync", "async")
 PINK = "#e0287d"
@@ -19,7 +19,7 @@ Lanes: TypeAlias = list[GraphEdge | None]
 # For a terminal ----------------------------------------------------------------------------------
 
 
-def text(graph: Graph) -> str:
+def text(graph: GraphData) -> str:
     """The graph for a terminal, sources first: one line an operator, one lane a stream.
 
     Args:
@@ -35,7 +35,7 @@ def text(graph: Graph) -> str:
     return "\n".join([*lines, "", key] if key else lines)
 
 
-def _rows(graph: Graph) -> Iterator[tuple[str, str]]:
+def _rows(graph: GraphData) -> Iterator[tuple[str, str]]:
     """Lanes and names, which stand on the left, and the details of an operator."""
     lanes: Lanes = []
     for node in (node for node in graph.nodes if node.kind != "actor"):
@@ -82,7 +82,7 @@ def _fork(lanes: Lanes, ends: Sequence[int], corners: str) -> str:
     return "".join(cells)[2:].rstrip()
 
 
-def _details(graph: Graph, node: GraphNode) -> str:
+def _details(graph: GraphData, node: GraphNode) -> str:
     details = [where(node), node.bound]
     details += [
         f"⇢ {edge.target}" for edge in graph.edges if edge.kind == "message" and edge.source == node.name
@@ -100,7 +100,7 @@ def where(node: GraphNode) -> str:
     return f"on {node.place}" + (f" ×{node.copies}" if node.copies > 1 else "")  # noqa: RUF001
 
 
-def _key(graph: Graph) -> str:
+def _key(graph: GraphData) -> str:
     kinds = {edge.kind for edge in graph.edges}
     signs = {
         "async": "┊ asynchronous",
@@ -116,7 +116,7 @@ def _key(graph: Graph) -> str:
 _ARROWS = {"sync": "-->", "async": "-->", "message": "-.->", "limit": '<==>|"rate limiter"|'}
 
 
-def mermaid(graph: Graph) -> str:
+def mermaid(graph: GraphData) -> str:
     """The graph as a Mermaid flowchart: a frame around what runs on actors, pink what is asynchronous.
 
     Args:

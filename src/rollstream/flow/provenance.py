@@ -71,20 +71,20 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowOrigin:
     """The origins of a `gather_sync` row, kept apart so that `flatten` gives each item its own."""
 
     parts: tuple[Origin, ...]
 
 
-Origin: TypeAlias = "tuple[str, str, int] | Provenance | Row"
+Origin: TypeAlias = "tuple[str, str, int] | Provenance | RowOrigin"
 
 
 def provenance_of(origin: Origin) -> Provenance:
     """The public form of an origin."""
     if isinstance(origin, Provenance):
         return origin
-    if isinstance(origin, Row):
+    if isinstance(origin, RowOrigin):
         return merged(origin.parts) if len(origin.parts) != 1 else provenance_of(origin.parts[0])
     source, stream, sequence = origin
     return Provenance((Span(source, stream, sequence, sequence, 1),))
@@ -113,7 +113,7 @@ class Merger:
 
     def add(self, origin: Origin) -> None:
         """Take one more input into account."""
-        if isinstance(origin, Row):
+        if isinstance(origin, RowOrigin):
             for part in origin.parts:
                 self.add(part)
             return
@@ -182,7 +182,7 @@ def encode(origin: Origin) -> Any:
     if isinstance(origin, Provenance):
         notes = {key: list(tally) for key, tally in origin.notes.items()}
         return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
-    if isinstance(origin, Row):
+    if isinstance(origin, RowOrigin):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)
 
@@ -191,7 +191,7 @@ def decode(state: Any) -> Origin:
     """An origin from JSON."""
     if isinstance(state, Mapping):
         if "parts" in state:
-            return Row(tuple(decode(part) for part in state["parts"]))
+            return RowOrigin(tuple(decode(part) for part in state["parts"]))
         notes = {key: Tally(*tally) for key, tally in state["notes"].items()}
         return Provenance(tuple(Span(*span) for span in state["spans"]), notes)
     source, stream, sequence = state

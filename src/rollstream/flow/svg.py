@@ -11,9 +11,9 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import TypeAlias
 
+from rollstream.flow.actor_refs import DRIVER
 from rollstream.flow.drawing import FLOW, PINK, where
-from rollstream.flow.graph import Graph, GraphEdge, GraphNode
-from rollstream.flow.statistics import DRIVER
+from rollstream.flow.graph_data import GraphData, GraphEdge, GraphNode
 
 NAME, DETAIL, LEADING = 13.0, 10.5, 15.0
 """The sizes of the two fonts, and from line to line."""
@@ -39,7 +39,7 @@ Path: TypeAlias = list[complex]
 Arrows: TypeAlias = list[tuple[GraphEdge, Path]]
 
 
-def svg(graph: Graph) -> str:
+def svg(graph: GraphData) -> str:
     """The graph as a picture that needs nothing else: boxes from left to right, and arrows between them.
 
     Args:
@@ -62,11 +62,11 @@ def svg(graph: Graph) -> str:
 # Where the boxes stand ---------------------------------------------------------------------------
 
 
-def _flow(graph: Graph) -> list[GraphEdge]:
+def _flow(graph: GraphData) -> list[GraphEdge]:
     return [edge for edge in graph.edges if edge.kind in FLOW]
 
 
-def _columns(graph: Graph) -> dict[Spot, int]:
+def _columns(graph: GraphData) -> dict[Spot, int]:
     """The column of each operator: the longest way to it from a source."""
     columns: dict[Spot, int] = {}
     for node in (node for node in graph.nodes if node.kind != "actor"):
@@ -75,7 +75,7 @@ def _columns(graph: Graph) -> dict[Spot, int]:
     return columns
 
 
-def _chains(graph: Graph, columns: dict[Spot, int]) -> list[list[Spot]]:
+def _chains(graph: GraphData, columns: dict[Spot, int]) -> list[list[Spot]]:
     """The spots of each stream, with those where it passes a column: it needs room there like a box."""
     chains: list[list[Spot]] = []
     for index, edge in enumerate(_flow(graph)):
@@ -111,7 +111,7 @@ def _spread(wanted: dict[Spot, float], pitch: float) -> dict[Spot, float]:
     return {spot: starts[index] + pitch * index for index, spot in enumerate(order)}
 
 
-def _add_actors(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, float], pitch: float) -> None:
+def _add_actors(graph: GraphData, columns: dict[Spot, int], heights: dict[Spot, float], pitch: float) -> None:
     """Actors that only get messages stand in the column of a sender, on its outer side."""
     for node in (node for node in graph.nodes if node.kind == "actor"):
         sender = next(edge.source for edge in graph.edges if edge.target == node.name)
@@ -121,7 +121,7 @@ def _add_actors(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, floa
         heights[node.name] = min(taken) - pitch if above else max(taken) + pitch
 
 
-def _boxes(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, float]) -> dict[str, Area]:
+def _boxes(graph: GraphData, columns: dict[Spot, int], heights: dict[Spot, float]) -> dict[str, Area]:
     boxes: dict[str, Area] = {}
     left = 0.0
     for column in range(max(columns.values()) + 1):
@@ -171,7 +171,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def _streams(
-    graph: Graph,
+    graph: GraphData,
     columns: dict[Spot, int],
     chains: list[list[Spot]],
     heights: dict[Spot, float],
@@ -196,7 +196,7 @@ def _offset(chain: list[Spot], chains: Sequence[list[Spot]]) -> complex:
     return 1.5j * STEP * (index - (len(chains) - 1) / 2)
 
 
-def _routes(graph: Graph, boxes: dict[str, Area], streams: Arrows) -> Arrows:
+def _routes(graph: GraphData, boxes: dict[str, Area], streams: Arrows) -> Arrows:
     """Messages and couplings, short ones first: over, under or between the boxes, where it costs least."""
     edges = [edge for edge in graph.edges if edge.kind not in FLOW]
     edges.sort(key=lambda edge: abs(boxes[edge.source][0] - boxes[edge.target][0]))
@@ -285,7 +285,7 @@ def _grown(area: Area, by: float) -> Area:
 # Drawing -----------------------------------------------------------------------------------------
 
 
-def _page(graph: Graph, boxes: dict[str, Area], arrows: Arrows) -> str:
+def _page(graph: GraphData, boxes: dict[str, Area], arrows: Arrows) -> str:
     areas = [*boxes.values(), *(area for _, path in arrows for area in _areas(path))]
     left, top = min(area[0] for area in areas) - MARGIN, min(area[1] for area in areas) - MARGIN
     right, bottom = max(area[2] for area in areas), max(area[3] for area in areas) + MARGIN + STEP
@@ -373,7 +373,7 @@ def _arrow(kind: str, group: str, line: str, heads: str) -> str:
     return f'<g class="{group} {kind}">{shaft}<path d="{heads}" fill="{colour}"/></g>'
 
 
-def _legend(graph: Graph, x: float, y: float) -> tuple[list[str], float]:
+def _legend(graph: GraphData, x: float, y: float) -> tuple[list[str], float]:
     """A sample and a word for each kind of arrow that occurs, and for stacks; and where this ends."""
     kinds = [kind for kind in LOOKS if any(edge.kind == kind for edge in graph.edges)]
     stacks = [node for node in graph.nodes if node.copies > 1]

@@ -135,17 +135,17 @@ class ReplayShard:
         table = self.buffer.table
         return f"{table.size} items, {table.limiter.counts()}, by {table.limiter!r}"
 
-    def save_apart(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         """Begin to write all that is remembered to a file; nobody waits for that."""
-        self.saved_apart()
+        self.wait_saved()
         self._writing = Writing(path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)})
 
-    def saved_apart(self) -> str | None:
+    def wait_saved(self) -> str | None:
         """Wait until it is written; what went wrong, if anything did."""
         writing, self._writing = self._writing, None
         return writing.wait() if writing is not None else None
 
-    def load_apart(self, path: Path) -> None:
+    def load_from(self, path: Path) -> None:
         """Go on from a file."""
         self.load_state_dict(read_state(path))
 

@@ -2,6 +2,7 @@
 
 from rollstream.testing.chaos import chaos_engine
 from rollstream.testing.engines import ENGINE_CHECKS, check_engine
+from rollstream.testing.faults import kill
 from rollstream.testing.operators import check_operator
 from rollstream.testing.scripted import Fail, Pause, ScriptedSource
 
@@ -13,4 +14,5 @@ __all__ = [
     "chaos_engine",
     "check_engine",
     "check_operator",
+    "kill",
 ]

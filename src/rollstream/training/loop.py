@@ -12,7 +12,7 @@ from rollstream.algos import fitting
 from rollstream.engine import ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
-from rollstream.flow.shard import files_apart
+from rollstream.flow.snapshot import actor_files
 from rollstream.rl.operators import Report, is_beat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
@@ -96,7 +96,7 @@ class Loop:
         interrupts = Interrupts(self._display.note)
         workers, plan = self._built(engine, scope, interrupts)
         if start is not None:
-            plan.load_state_dict(start.state["plan"], apart=start.path)
+            plan.load_state_dict(start.state["plan"], folder=start.path)
         if self._folder is not None and not resume:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(claimed(self._folder))
@@ -249,10 +249,10 @@ class Loop:
         log.sync()
         about = {"elapsed": watch.elapsed, "evaluated": report.get("eval/mean_reward")}
         with Draft(self._folder / "checkpoints", int(report[STEPS])) as draft:
-            state = plan.state_dict(apart=draft.partial)
+            state = plan.state_dict(folder=draft.partial)
             self._tell_of_environments(state["actors"])
             weights = workers.learner.published()
-            draft.write({"plan": state} | about, weights, apart=files_apart(state))
+            draft.write({"plan": state} | about, weights, apart=actor_files(state))
         self._draft = draft
         if draft.whole:
             self._finish(plan)
@@ -263,7 +263,7 @@ class Loop:
         if draft is None or self._folder is None:
             return None
         with draft:
-            problems = plan.saved_apart()
+            problems = plan.wait_saved()
             if draft.whole:
                 draft.finish(self._keep)
                 remove_before(self._folder / "best", oldest(self._folder / "checkpoints"))
