@@ -336,8 +336,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for seed in range(40):
         try:
             play(seed, 0.05)
-        except BaseException as error:  # whatever breaks first
-            assert not isinstance(error, KeyboardInterrupt)
+        except (Exception, pytest.fail.Exception):  # whatever breaks first
             found += 1
             break
     monkeypatch.undo()
