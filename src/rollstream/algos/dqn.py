@@ -20,10 +20,11 @@ from rollstream import flow
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.replay import importance_weights
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner, Metrics, descended, trained
 from rollstream.rl.networks import q_network
-from rollstream.rl.off_policy import OffPolicyConfig, importance, returns
+from rollstream.rl.off_policy import OffPolicyConfig, returns
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
@@ -125,7 +126,10 @@ def loss(
         value = jax.nn.softmax(chosen) @ policy.atoms
     metrics = {"value": jnp.mean(value)}
     if config.priority_exponent:
-        each, metrics["surprise"] = each * importance(rows, beta), surprise
+        each, metrics["surprise"] = (
+            each * importance_weights(rows["relative_probability"], beta, 1.0),
+            surprise,
+        )
     total = jnp.mean(each)
     return total, metrics | {"loss": total}
 

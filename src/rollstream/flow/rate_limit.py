@@ -83,7 +83,7 @@ class Limit(Node):
             self.limiter.samples -= 1
 
     def _allowed(self) -> bool:
-        return self.limiter.may_insert(self.requested + 1) if self.inserts else self.limiter.may_sample()
+        return self.limiter.can_insert(self.requested + 1) if self.inserts else self.limiter.can_sample()
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""

@@ -15,9 +15,8 @@ from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
-from rollstream.replay import Column, signature_of
-from rollstream.replay.buffer import Buffer
-from rollstream.replay.transitions import transition_buffer
+from rollstream.replay import ArraySpec, infer_signature
+from rollstream.replay.buffer import ReplayBuffer, transition_buffer
 from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.networks import network_head
@@ -105,11 +104,13 @@ class OffPolicyConfig:
             **more,
         )
 
-    def buffer(self, workers: WorkerSet) -> Buffer:
+    def buffer(self, workers: WorkerSet) -> ReplayBuffer:
         """What remembers transitions, for the spaces of these workers."""
         return self.buffers(workers, min_size=max(1, self.learning_starts))(0)
 
-    def buffers(self, workers: WorkerSet, count: int = 1, *, min_size: int = 1) -> Callable[[int], Buffer]:
+    def buffers(
+        self, workers: WorkerSet, count: int = 1, *, min_size: int = 1
+    ) -> Callable[[int], ReplayBuffer]:
         """Makes, of its number, one of several that remember the transitions of these workers.
 
         Each gives samples once it has `min_size` transitions.
@@ -119,26 +120,26 @@ class OffPolicyConfig:
         return partial(
             transition_buffer,
             transition_signature(space, policy.action_space, frames),
-            frames=frames,
+            frame_stack=frames,
             frame_axis=channel_axis(space.shape) if frames > 1 else -1,
-            size=math.ceil(self.buffer_size / count),
+            max_size=math.ceil(self.buffer_size / count),
             min_size=min_size,
             batch_size=self.batch_size,
             n_step=self.n_step,
-            exponent=getattr(self, "priority_exponent", 0.0),
+            priority_exponent=getattr(self, "priority_exponent", 0.0),
             seed=workers.spec.seed,
         )
 
 
 def transition_signature(
     observations: gymnasium.Space[Any], actions: gymnasium.Space[Any], frames: int = 1
-) -> dict[str, Column]:
+) -> dict[str, ArraySpec]:
     """What is stored of a step, whose observation may be several frames of which the newest is stored."""
     seen = zeros(observations, 1, 1)
     if frames > 1:
         seen = np.split(seen, frames, channel_axis(observations.shape or ()))[0]
     kind = np.int32 if isinstance(actions, spaces.Discrete) else np.float32
-    return signature_of(
+    return infer_signature(
         {
             "observation": seen,
             "action": np.zeros((1, 1, *(actions.shape or ())), kind),
@@ -176,11 +177,6 @@ def returns(rows: Any, discount: float) -> tuple[Array, Array]:
     powers = discount ** jnp.arange(rows["reward"].shape[1])
     ended = rows["terminated"].any(axis=1)
     return rows["reward"] @ powers, jnp.where(ended, 0.0, discount ** rows["length"])
-
-
-def importance(rows: Any, beta: Array) -> Array:
-    """Weights that make up for items being drawn more often than others (Schaul et al., 2016)."""
-    return rows["likelihood"] ** -beta
 
 
 class Critics:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollstream import flow
 from rollstream.flow import Context, Iter, ParIter
-from rollstream.replay.buffer import Samples
+from rollstream.replay.buffer import ReplayBatch
 from rollstream.rl.batch import Batch
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker_set import Pulse, WorkerSet
@@ -110,11 +110,11 @@ class TrainOneStep(_Learning):
         super().__init__(workers)
         self._publish = publish
 
-    def __call__(self, batch: Batch | Samples, context: Context) -> Report:
+    def __call__(self, batch: Batch | ReplayBatch, context: Context) -> Report:
         """What is to be known of the update; and the episodes of a batch, or how surprising samples were."""
         learner, staleness = self.workers.learner, self._staleness(context)
-        if isinstance(batch, Samples):
-            metrics = learner.train(batch.rows, max(0, batch.steps - learner.steps))
+        if isinstance(batch, ReplayBatch):
+            metrics = learner.train(batch.columns, max(0, batch.env_steps - learner.steps))
             more = {"surprise": (batch.keys, metrics.pop("surprise"))} if "surprise" in metrics else {}
         else:
             steps, more = int(context.provenance.total("steps")), episodes(batch)

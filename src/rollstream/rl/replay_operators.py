@@ -10,7 +10,7 @@ import numpy as np
 
 from rollstream import flow
 from rollstream.flow import Context, Iter, ParIter
-from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.operators import Report, episodes
 from rollstream.rl.worker import Rollout
@@ -23,7 +23,7 @@ LEAST = 1e-6
 class StoreToBuffer:
     """Remembers rollouts; their episodes are what is reported of them. A local buffer's state is its own."""
 
-    def __init__(self, buffer: Buffer | ReplayShards):
+    def __init__(self, buffer: ReplayBuffer | ReplayShards):
         self.buffer = buffer
         self.steps = 0
         """Environment steps of all that was stored."""
@@ -33,31 +33,31 @@ class StoreToBuffer:
         rollouts = [given] if isinstance(given, Rollout) else given
         for rollout in rollouts:
             chunk = chunk_of(rollout, self.steps)
-            self.steps = chunk.steps
-            if isinstance(self.buffer, Buffer):
-                self.buffer.store(chunk)
+            self.steps = chunk.env_steps
+            if isinstance(self.buffer, ReplayBuffer):
+                self.buffer.insert(chunk)
             else:
-                self.buffer.shard(rollout.worker).send("store", chunk)
+                self.buffer.shard(rollout.worker).send("insert", chunk)
         ended = [episodes(rollout.columns)["episodes"] for rollout in rollouts]
         return {"episodes": ended[0] if len(ended) == 1 else np.concatenate(ended)} | self._about()
 
     def _about(self) -> Report:
-        if not isinstance(self.buffer, Buffer):
+        if not isinstance(self.buffer, ReplayBuffer):
             return {}
         table = self.buffer.table
-        warm = table.limiter.inserts - table.limiter.min_size
+        warm = table.rate_limiter.inserts - table.rate_limiter.min_size
         about = {"replay/size": table.size}
-        return about | ({"replay/samples_per_insert": table.limiter.samples / warm} if warm > 0 else {})
+        return about | ({"replay/samples_per_insert": table.rate_limiter.samples / warm} if warm > 0 else {})
 
     def state_dict(self) -> dict[str, Any]:
         """The buffer's, if it is here; shards have their own. A flow copies it, so this does not."""
-        local = self.buffer.state_dict(copy=False) if isinstance(self.buffer, Buffer) else None
+        local = self.buffer.state_dict(copy=False) if isinstance(self.buffer, ReplayBuffer) else None
         return {"steps": self.steps, "buffer": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.steps = state["steps"]
-        if isinstance(self.buffer, Buffer):
+        if isinstance(self.buffer, ReplayBuffer):
             self.buffer.load_state_dict(state["buffer"])
 
 
@@ -67,13 +67,13 @@ def chunk_of(rollout: Rollout, before: int) -> Chunk:
     width, real = columns["reward"].shape[1], columns.get("real")
     return Chunk(
         columns={name: columns[name] for name in _REMEMBERED} | {"action": _narrow(columns["action"])},
-        last=rollout.last,
-        final=rollout.final,
+        last_observation=rollout.last,
+        final_observations=rollout.final,
         streams=np.arange(width) + rollout.worker * width,
-        real=real,
+        mask=real,
         priorities=columns.get("priority"),
-        begins=rollout.begins,
-        steps=before + (columns["reward"].size if real is None else int(real.sum())),
+        after_reset=rollout.begins,
+        env_steps=before + (columns["reward"].size if real is None else int(real.sum())),
     )
 
 
@@ -85,17 +85,17 @@ def _narrow(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return action.astype(np.int32) if action.dtype == np.int64 else action
 
 
-def Replay(buffer: Buffer) -> Iter[Samples]:  # noqa: N802
+def Replay(buffer: ReplayBuffer) -> Iter[ReplayBatch]:  # noqa: N802
     """Batches of what a buffer here remembers, once there is enough."""
     return flow.from_poll(buffer.sample, name="Replay")
 
 
-def ParallelReplay(shards: ReplayShards) -> ParIter[Samples | None]:  # noqa: N802
+def ParallelReplay(shards: ReplayShards) -> ParIter[ReplayBatch | None]:  # noqa: N802
     """Batches of what shards remember, each as soon as it has enough; `None` of one that came back empty."""
     return flow.from_actors(shards.actors, "sample", name="ParallelReplay")
 
 
-def is_given(samples: Samples | None) -> TypeGuard[Samples]:
+def is_given(samples: ReplayBatch | None) -> TypeGuard[ReplayBatch]:
     """Whether there are any: not of a shard that came back empty."""
     return samples is not None
 
@@ -110,11 +110,15 @@ class WeighShards:
     def __init__(self) -> None:
         self._least: dict[str, float] = {}
 
-    def __call__(self, samples: Samples, context: Context) -> Samples:
+    def __call__(self, samples: ReplayBatch, context: Context) -> ReplayBatch:
         """The same items, weighed."""
-        self._least[next(iter(context.provenance.sources))] = samples.least
-        scale = np.float32(samples.least / min(self._least.values()))
-        return replace(samples, rows=samples.rows | {"likelihood": samples.rows["likelihood"] * scale})
+        self._least[next(iter(context.provenance.sources))] = samples.min_probability
+        scale = np.float32(samples.min_probability / min(self._least.values()))
+        return replace(
+            samples,
+            columns=samples.columns
+            | {"relative_probability": samples.columns["relative_probability"] * scale},
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The least likely of each shard."""
@@ -128,7 +132,7 @@ class WeighShards:
 class UpdatePriorities:
     """Tells a buffer how surprising what it gave has been; the report goes on without that."""
 
-    def __init__(self, buffer: Buffer | ReplayShards):
+    def __init__(self, buffer: ReplayBuffer | ReplayShards):
         self.buffer = buffer
         self._first: dict[str, float] = {}
         """Of each shard: what it had been given before its first sample."""
@@ -142,25 +146,27 @@ class UpdatePriorities:
         if "surprise" in report:  # else all are alike
             keys, surprise = report.pop("surprise")
             self._update(keys, surprise + LEAST, context)
-        return report if isinstance(self.buffer, Buffer) else report | self._about(context)
+        return report if isinstance(self.buffer, ReplayBuffer) else report | self._about(context)
 
     def _update(self, keys: Any, surprise: Any, context: Context) -> None:
-        if isinstance(self.buffer, Buffer):
-            self.buffer.update(keys, surprise)
+        if isinstance(self.buffer, ReplayBuffer):
+            self.buffer.update_priorities(keys, surprise)
             return
-        life = context.provenance.total("life")
+        incarnation = context.provenance.total("incarnation")
         for actor in context.actors:
-            actor.send("update", keys, surprise, life)
+            actor.send("update_priorities", keys, surprise, incarnation)
 
     def _about(self, context: Context) -> Report:
         shard, total = next(iter(context.provenance.sources)), context.provenance.total
-        life, size, inserts, samples = (total(own) for own in ("life", "size", "inserts", "samples"))
+        incarnation, size, inserts, samples = (
+            total(own) for own in ("incarnation", "size", "inserts", "samples")
+        )
         before = self._shards.get(shard)
-        if before is not None and life != before[0]:
+        if before is not None and incarnation != before[0]:
             self._past = [had + more for had, more in zip(self._past, before[1:], strict=True)]
             self._first[shard] = 0.0  # samples go on as before
         first = self._first.setdefault(shard, inserts)
-        self._shards[shard] = [life, size, inserts - first, samples]
+        self._shards[shard] = [incarnation, size, inserts - first, samples]
         _, size, given, taken = (sum(counts) for counts in zip(*self._shards.values(), strict=True))
         given, taken = given + self._past[1], taken + self._past[2]
         about = {"replay/size": size, "replay/lost": self._past[0]}
