@@ -209,8 +209,7 @@ class FramedTransport(RemoteTransport):
                 self._frames[kind](self, actor, *fields)
             except Exception as error:
                 self.engine.supervisor.broken(error)
-        for sink in list(self._starved):
-            sink.wake()
+        self._wake_starved()
 
     def connection_lost(self, actor: Actor[Any], reason: str, output: str = "") -> None:
         """An actor's process has ended."""
@@ -223,6 +222,12 @@ class FramedTransport(RemoteTransport):
         for key in [key for key in self._maps if key.startswith(connection.arena)]:
             self._maps.pop(key, None)  # segments still read live on, and are forgotten when they end
         self.engine.supervisor.died(actor, unhandled, reason, output)
+        self._wake_starved()
+
+    def _wake_starved(self) -> None:
+        """Memory may be free again."""
+        for sink in list(self._starved):
+            sink.wake()
 
     def _on_built(self, actor: Actor[Any], wrapped: Any) -> None:
         actor.connection.since = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import abstractmethod
 from collections import deque
@@ -28,7 +29,7 @@ class FramedHost(ActorHost):
         super().__init__(name, actor)
         self.channel = channel
         self.stopping = False
-        self.codec = Codec(self, self._store, actor)
+        self.codec = Codec(self, self._store, f"{actor}, process {os.getpid()}")
         self._arena = Arena(arena, pool)
         self._writing = threading.Lock()
         self._mailbox: deque[tuple[Any, ...]] = deque()
