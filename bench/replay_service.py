@@ -22,7 +22,7 @@ import numpy as np
 import support
 
 import rollstream as rs
-from rollstream.background_save import summary
+from rollstream.background_save import read_checksum
 from rollstream.engine import Actor
 from rollstream.replay import ArraySpec
 from rollstream.replay.buffer import Chunk, transition_buffer
@@ -142,7 +142,7 @@ def checkpoint(gigabytes: float) -> list[Figure]:
         start = time.perf_counter()
         asked = shards.actors[0].call("save_to", path)
         longest = 0.0
-        while summary(path) is None:
+        while read_checksum(path) is None:
             longest = max(longest, pauses(shards, 0.1).max())
         took = time.perf_counter() - start
         asked.result()

@@ -14,8 +14,8 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
+from rollstream.drawing.svg import text_width
 from rollstream.flow import Graph, GraphEdge, GraphNode
-from rollstream.flow.svg import text_width
 
 Area = tuple[float, float, float, float]
 SVG = "{http://www.w3.org/2000/svg}"

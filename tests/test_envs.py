@@ -567,7 +567,7 @@ def test_stacked_images_are_images_of_more_channels(kind: str) -> None:
     assert is_image(vector.observation_space)
     assert vector.observation_space.shape == stacked
     policy: Any = Frames()
-    acting = TrainedPolicy(policy, {}, vector.observation_space, spaces.Discrete(2), frames=3)
+    acting = TrainedPolicy(policy, {}, vector.observation_space, spaces.Discrete(2), frame_stack=3)
     observation = vector.reset([0])
     [environment] = made
     for _ in range(3):

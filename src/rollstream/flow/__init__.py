@@ -1,8 +1,8 @@
 """Flows: lazy streams over actors, the operators on them, and the graph they make."""
 
+from rollstream.drawing.graph import GraphEdge, GraphNode
 from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.graph import Graph, graph
-from rollstream.flow.graph_data import GraphEdge, GraphNode
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.rate_limit import limit_ratio
 from rollstream.flow.sources import from_actors, from_factories, from_items, from_iterable, from_poll

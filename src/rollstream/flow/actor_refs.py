@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollstream.engine import Actor
-from rollstream.engine.actor import DRIVER as DRIVER
+from rollstream.engine.actor import DRIVER
 
 
 def place_of(actors: Sequence[Actor[Any]]) -> str:
@@ -47,18 +47,11 @@ def _search(thing: Any, depth: int, found: dict[str, Actor[Any]]) -> None:
     elif isinstance(thing, functools.partial):
         parts = (thing.func, *thing.args, *thing.keywords.values())
     elif isinstance(thing, types.FunctionType):
-        parts = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        empty = types.CellType()
+        parts = [cell.cell_contents for cell in thing.__closure__ or () if cell != empty]
     elif isinstance(thing, types.MethodType):
         parts = (thing.__self__,)
     elif hasattr(thing, "__dict__") and not isinstance(thing, (type, types.ModuleType)):
         parts = vars(thing).values()
     for part in parts:
         _search(part, depth - 1, found)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollstream.engine.slot import cannot_exit
 from rollstream.flow.errors import OperatorError
 from rollstream.flow.node import END, Node, Pulled, Scheduler
 from rollstream.flow.operator import Operator
 from rollstream.flow.provenance import RowOrigin, provenance_of
 from rollstream.flow.stages import Stage
-from rollstream.flow.trace import SpanTracer
+from rollstream.flow.trace import Recorder
 
 
 class Chain(Node):
@@ -28,29 +27,19 @@ class Chain(Node):
     def __init__(self, upstream: Any, stages: Iterable[Stage], shard: str | None = None):
         super().__init__("chain", "", [upstream])
         self.upstream = upstream
-        self.stages = list(stages)
+        self.stages: list[Stage] = list(stages)
         self.shard = shard
-        self.tracer: SpanTracer | None = None
+        self.record: Recorder | None = None
         self.stack: list[int] = []
         self.flushing: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Named after its first stage."""
-        return f"chain of {self.stages[0].name}"
 
     def operators(self) -> Sequence[Operator]:
         """The stages."""
         return self.stages
 
-    def absorb(self, stage: Stage) -> bool:
-        """One more stage at the end."""
-        self.stages.append(stage)
-        return True
-
     def pull(self) -> Pulled:
         """Run items through the stages until one comes out."""
-        stages, stack, clock, tracer = self.stages, self.stack, time.perf_counter, self.tracer
+        stages, stack, clock, record = self.stages, self.stack, time.perf_counter, self.record
         count = len(stages)
         while True:
             if stack:
@@ -99,19 +88,14 @@ class Chain(Node):
                     stage.items += 1
                     now = clock()
                     stage.busy += now - last
-                    if tracer is not None:
-                        tracer.span(self.shard, stage.name, last, now)
+                    if record is not None:
+                        record((stage.name, last, now))
                     last = now
                     index += 1
                 else:
                     return value, origin
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise OperatorError.of(error, stage.name, stage.location, self.shard) from None
-            except SystemExit as error:
-                if self.shard is None:  # the driver may end itself
-                    raise
-                refused = cannot_exit(stage.name, error)
-                raise OperatorError.of(refused, stage.name, stage.location, self.shard) from None
 
     def _flush(self) -> bool:
         """Let the next stage put out its last output; false when all have."""
@@ -141,7 +125,7 @@ class Chain(Node):
     def open(self, flow: Scheduler) -> None:
         """Make the flow's actors known to the stages."""
         super().open(flow)
-        self.tracer = flow.tracer
+        self.record = None if flow.tracer is None else flow.tracer.span
         for index, stage in enumerate(self.stages):
             stage.actors = flow.actors
             if stage.left == 0:

@@ -11,7 +11,7 @@ from typing import Any
 from rollstream.engine import Actor, ActorDied, EngineError, Future
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError
-from rollstream.flow.node import END, Gate, Node, Pulled, Scheduler
+from rollstream.flow.node import END, Node, Pulled, Scheduler
 from rollstream.flow.operator import Operator
 from rollstream.flow.provenance import Origin, RowOrigin
 from rollstream.flow.statistics import NodeStatistics
@@ -48,6 +48,10 @@ def _sum(one: shard.Counters, other: shard.Counters) -> shard.Counters:
 class Gather(Node):
     """What both gathers share: shards on actors, requests to them, replies in each shard's order."""
 
+    saved = (*Node.saved, "lost", "over")
+    queues = ("ready",)
+    requests_items = True
+
     def __init__(
         self,
         name: str,
@@ -62,8 +66,8 @@ class Gather(Node):
         self.clients = [ShardClient(actor, plan.method) for actor in actors]
         self.over = [False] * len(self.clients)
         self.engine = actors[0].engine
-        self.gate: Gate | None = None
-        self._requested = 0
+        self.ready: deque[tuple[int, Any, Origin]] = deque()
+        """Shard, value and origin of each item."""
         self._payload: Any = None
         """The request, serialized once."""
 
@@ -89,15 +93,10 @@ class Gather(Node):
         rows = [operator.row(actors, each) for operator, each in zip(sharded, counters, strict=True)]
         return [*rows, own.row([])]
 
-    def gate_requests(self, gate: Gate) -> bool:
-        """Ask before each request."""
-        self.gate = gate
-        return True
-
     def open(self, flow: Scheduler) -> None:
         """Put the shards beside their actors."""
         super().open(flow)
-        self.shard_key = flow.shard_key(self.name)
+        self.shard_key = f"{self.name}#{flow.token}"
         plan = replace(self.plan, traced=flow.tracer is not None)
         self._require_serializable()
         self._payload = self.engine.payload(shard.pull, self.shard_key, label=self.name)
@@ -129,7 +128,7 @@ class Gather(Node):
 
     def _issue(self, index: int) -> None:
         client = self.clients[index]
-        self._requested += 1
+        self.requested += 1
         client.pending.append(
             self.engine.request(
                 client.actor,
@@ -148,38 +147,33 @@ class Gather(Node):
         client = self.clients[index]
         while client.pending and client.pending[0].done:
             head, before = client.pending.popleft(), client.counters
-            self._requested -= 1
+            self.requested -= 1
             if head.error is not None:
                 self._fail(index, head.error)
                 continue
-            kind, value, origin, incarnation, client.counters, spans = head.value
+            packet, incarnation, client.counters, spans = head.value
             if incarnation != client.incarnation:
                 client.restarted(incarnation, before)
             if spans and (tracer := self.flow.tracer) is not None:
-                for name, start, end in spans:
-                    tracer.span(client.actor.name, name, start, end)
-            if kind == shard.END_REPLY:
+                for span in spans:
+                    tracer.span(span, client.actor.name)
+            if packet is None:
                 self._end_shard(index)
             else:
-                self._take_in(index, value, origin)
+                self.ready.append((index, packet[0], packet[1]))
 
     def _fail(self, index: int, error: BaseException) -> None:
-        """A request failed."""
-        if isinstance(error, ActorDied):
-            self._lose(index, error)
-        elif isinstance(error, OperatorError):  # which operator it was, the shard knows best
+        """Raise an error; if the shard's actor died, ask the restarted one again, or continue without it."""
+        if isinstance(error, OperatorError):  # the shard knows best which operator it was
             raise error
-        else:
+        if not isinstance(error, ActorDied):
             source, actor = self.plan.source, self.clients[index].actor
             raise OperatorError.of(error, source.name, source.location, actor.name)
-
-    def _lose(self, index: int, died: ActorDied) -> None:
-        """A shard's actor died with a request: ask the restarted one again, or continue without it."""
         self.lost += 1
-        if died.outcome == "raised":
-            died.add_note(f"{self.name} ({self.location}) waited for it")
-            raise died
-        if died.outcome == "restarted" and not self.stopped:
+        if error.outcome == "raised":
+            error.add_note(f"{self.name} ({self.location}) waited for it")
+            raise error
+        if error.outcome == "restarted" and not self.stopped:
             self._issue(index)
         else:
             self._end_shard(index)
@@ -187,9 +181,6 @@ class Gather(Node):
     def _end_shard(self, index: int) -> None:
         """A shard answered a request with its end, or is gone."""
         self.over[index] = True
-
-    def _take_in(self, index: int, value: Any, origin: Origin) -> None:
-        raise NotImplementedError
 
     def blocked(self) -> str | None:
         """Every reply deferred."""
@@ -203,14 +194,10 @@ class GatherAsync(Gather):
 
     kind = "gather_async"
     asynchronous = True
-    saved = (*Node.saved, "lost", "over")
-    queues = ("ready",)
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.bound = f"num_async={self.num_async}"
-        self.ready: deque[tuple[int, Any, Origin]] = deque()
-        """Shard, value and origin of each item."""
         self._owed: deque[int] = deque()
         self._begun = False
 
@@ -221,7 +208,7 @@ class GatherAsync(Gather):
         if not self.ready:
             self.flow.poll()
             if not self.ready:
-                return None if self._requested or self._owed else END
+                return None if self.requested or self._owed else END
         index, value, origin = self.ready.popleft()
         if not self.over[index]:
             self._owed.append(index)
@@ -249,79 +236,54 @@ class GatherAsync(Gather):
         for round_ in range(self.num_async):
             self._owed += [i for i, over in enumerate(self.over) if not over and ready[i] <= round_]
 
-    def _take_in(self, index: int, value: Any, origin: Origin) -> None:
-        self.ready.append((index, value, origin))
-
     def _end_shard(self, index: int) -> None:
         super()._end_shard(index)
         if self.gate is not None:
             self.gate.cancel()
-
-    def unanswered(self) -> int:
-        """Every request without a reply."""
-        return self._requested
-
-    def held(self) -> int:
-        """Items ready or requested."""
-        return self._requested + len(self.ready)
-
-    def running(self) -> bool:
-        """Whether the consumer waits for an item."""
-        return self._requested > 0 and not self.ready
 
 
 class GatherSync(Gather):
     """Rows of one item per shard. Between two rows no shard is running."""
 
     kind = "gather_sync"
-    saved = (*Node.saved, "lost", "over", "under_way")
-    queues = ("row_items",)
+    saved = (*Gather.saved, "under_way")
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.bound = "one row"
-        self.row_items: deque[tuple[int, Any, Origin]] = deque()
-        """Shard, value and origin of each item of the row under way."""
         self.under_way = False
 
     def pull(self) -> Pulled:
         """A row, once every shard has sent its item; shards that have ended are left out."""
-        if self._requested:
+        if self.requested:
             self.flow.poll()
         else:
             self.start()
-        if self._requested or not self.under_way:
+        if self.requested or not self.under_way:
             return None
         self.under_way = False
-        if not self.row_items:
+        if not self.ready:
             if self.gate is not None:
                 self.gate.cancel()
             return END
-        row = sorted(self.row_items, key=itemgetter(0))
-        self.row_items.clear()
+        row = sorted(self.ready, key=itemgetter(0))
+        self.ready.clear()
         self.items += 1
-        return [value for _, value, _ in row], RowOrigin(tuple(origin for *_, origin in row))
+        return [value for _, value, _ in row], RowOrigin(tuple([origin for _, _, origin in row]))
 
     def start(self, *, rows: bool = True) -> None:
         """Request one item of every shard, unless a row is under way."""
-        if self.stopped or self._requested or not rows:
+        if self.stopped or self.requested or not rows:
             return
         if not self.under_way and self.gate is not None and not self.gate.admit():
             return
         self.under_way = True
-        there = {index for index, *_ in self.row_items}
+        there = {index for index, _, _ in self.ready}
         for index, over in enumerate(self.over):
             if not over and index not in there:
                 self._issue(index)
         self.flow.poll()
 
-    def _take_in(self, index: int, value: Any, origin: Origin) -> None:
-        self.row_items.append((index, value, origin))
-
-    def held(self) -> int:
-        """Items of the row under way."""
-        return self._requested + len(self.row_items)
-
     def running(self) -> bool:
         """Whether the consumer waits for the row."""
-        return self._requested > 0
+        return self.requested > 0

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rollstream.drawing.graph import GraphData, GraphEdge, GraphNode
+from rollstream.drawing.mermaid import mermaid
+from rollstream.drawing.svg import svg
+from rollstream.drawing.text import text
 from rollstream.engine import Actor
-from rollstream.flow import drawing, svg
 from rollstream.flow.actor_refs import actors_in, family, place_of
 from rollstream.flow.errors import PlanError
-from rollstream.flow.graph_data import GraphData, GraphEdge, GraphNode
 from rollstream.flow.node import Node, ancestors
 from rollstream.flow.runtime import name_operators
 from rollstream.flow.stream import Iter
@@ -22,15 +24,15 @@ class Graph(GraphData):
 
     def text(self) -> str:
         """The graph for a terminal."""
-        return drawing.text(self)
+        return text(self)
 
     def mermaid(self) -> str:
         """The graph as a Mermaid flowchart, which GitHub and many editors draw."""
-        return drawing.mermaid(self)
+        return mermaid(self)
 
     def svg(self) -> str:
         """The graph as a picture."""
-        return svg.svg(self)
+        return svg(self)
 
     def __str__(self) -> str:
         return self.text()

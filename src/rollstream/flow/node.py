@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from rollstream.engine import Actor, Future
-from rollstream.engine.future import Sink
+from rollstream.engine import Actor
+from rollstream.engine.sinks import Sink
 from rollstream.flow.operator import Operator, Packet
-from rollstream.flow.stages import Stage
 from rollstream.flow.statistics import NodeStatistics
-from rollstream.flow.trace import SpanTracer
+from rollstream.flow.trace import Tracer
 
 
 class End(Enum):
@@ -33,29 +32,18 @@ class Scheduler(Protocol):
     """What nodes need of the flow that runs them."""
 
     sink: Sink
+    tracer: Tracer | None
+    actors: Mapping[str, Actor[Any]]
+    token: str
+    """Distinguishes the flow from all others."""
     progress: int
     """Counts everything after which it is worth pulling again."""
 
-    @property
-    def tracer(self) -> SpanTracer | None:
-        """The recorder of spans, if the run is traced."""
-        ...
-
-    @property
-    def actors(self) -> Mapping[str, Actor[Any]]:
-        """Every actor of the engine by name."""
-        ...
-
     def poll(self) -> None:
         """Pass every reply that has come to its node; never waits."""
-        ...
 
     def stalled(self) -> bool:
         """Whether nothing is running, so that waiting would change nothing."""
-        ...
-
-    def shard_key(self, name: str) -> str:
-        """A key for a node's shards that no other flow uses."""
         ...
 
 
@@ -68,7 +56,6 @@ class Gate(Protocol):
 
     def cancel(self) -> None:
         """Uncount a request that no item will answer."""
-        ...
 
 
 class Node(Operator):
@@ -84,6 +71,15 @@ class Node(Operator):
     """The node a rate limiter couples it to, from inserts to samples."""
     shard_key = ""
     """The key of its shards on its actors, if it has some."""
+    requests_items: ClassVar[bool] = False
+    """Whether it requests its items itself, so that a `gate` can withhold the requests."""
+    gate: Gate | None = None
+    ready: Any = ()
+    """Items that have come and can be pulled."""
+    stages: Any = None
+    """The stages it runs, if it can run more of them."""
+    tracer: Tracer | None = None
+    """Records the run, if it is to be traced."""
     flow: Scheduler
     """Set by `open`."""
 
@@ -92,13 +88,6 @@ class Node(Operator):
         self.upstreams = list(upstreams)
         self.opened = False
         self.stopped = False
-
-    # What it stands for ------------------------------------------------------------------------
-
-    @property
-    def key(self) -> str:
-        """The name of its state in a snapshot."""
-        return self.name
 
     def operators(self) -> Sequence[Operator]:
         """The operators it stands for, in the order items pass them."""
@@ -121,18 +110,6 @@ class Node(Operator):
         """The counters of its operators."""
         return [operator.row(self.place(operator)) for operator in self.operators()]
 
-    # While a plan is built ---------------------------------------------------------------------
-
-    def absorb(self, stage: Stage) -> bool:  # noqa: ARG002
-        """Take in a stage that comes after it, if it can run that itself."""
-        return False
-
-    def gate_requests(self, gate: Gate) -> bool:  # noqa: ARG002
-        """Ask a rate limiter before each request, if it makes requests itself."""
-        return False
-
-    # While a flow runs -------------------------------------------------------------------------
-
     def open(self, flow: Scheduler) -> None:
         """Begin."""
         self.flow = flow
@@ -147,10 +124,6 @@ class Node(Operator):
         for upstream in self.upstreams:
             upstream.start(rows=rows)
 
-    def arrived(self, future: Future[Any]) -> None:
-        """Take in the reply to a request."""
-        raise NotImplementedError
-
     def stop(self) -> None:
         """Issue no more requests and let go of resources: nobody pulls again."""
         if not self.stopped:
@@ -160,11 +133,7 @@ class Node(Operator):
 
     def running(self) -> bool:
         """Whether its consumer waits for a request of this node."""
-        return False
-
-    def unanswered(self) -> int:
-        """Admitted requests that a snapshot leaves out, because their replies are deferred."""
-        return 0
+        return self.requested > 0 and not self.ready
 
     def blocked(self) -> str | None:
         """Why this node cannot continue, if it cannot."""

@@ -36,15 +36,12 @@ class Operator:
         """The user's function, if there is one; it may hold actors to send messages to."""
         self.bound = ""
         """The limit of the items held here, for the graph: `buffer=16`."""
-        self.received = 0
-        self.items = 0
-        self.busy = 0.0
-        self.waiting = 0.0
-        self.lost = 0
+        self.received = self.items = self.lost = self.requested = 0
+        self.busy = self.waiting = 0.0
 
     def held(self) -> int:
-        """The number of items that wait here or are in flight to here."""
-        return 0
+        """The number of items that wait here or are requested."""
+        return self.requested + sum(len(getattr(self, queue)) for queue in self.queues)
 
     def row(self, actors: Sequence[Actor[Any]], counters: Sequence[float] | None = None) -> NodeStatistics:
         """The statistics of this operator on these actors, or on the driver if there are none.

@@ -40,7 +40,3 @@ class Prefetch(Node):
             upstream.start()
         self.items += 1
         return self.buffer.popleft()
-
-    def held(self) -> int:
-        """Items pulled ahead."""
-        return len(self.buffer)

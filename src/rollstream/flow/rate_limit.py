@@ -30,11 +30,13 @@ class Limit(Node):
         self.bound = f"{limiter.samples_per_insert:g} samples per insert, at least {limiter.min_size}"
         self.other: Limit | None = None
         self.inserts = inserts
-        self.requested = 0
+        self.pending = 0
         """Inserts that were admitted and have not passed yet."""
         self.over = False
         self.admitted = False
-        self._gates = upstream.gate_requests(self)
+        self._gates = upstream.requests_items
+        if self._gates:
+            upstream.gate = self
 
     def pull(self) -> Pulled:
         """The next item, if the counts allow it."""
@@ -53,7 +55,7 @@ class Limit(Node):
             self.admitted = False
             self.items += 1
             if self.inserts:
-                self.requested -= 1
+                self.pending -= 1
                 self.limiter.inserts += 1
             self.flow.progress += 1
         elif self._gates and self._hopeless() and not upstream.held():
@@ -67,23 +69,23 @@ class Limit(Node):
 
     def admit(self) -> bool:
         """Count one more request, if it is allowed now."""
-        if not self._allowed():
-            return False
-        if self.inserts:
-            self.requested += 1
-        else:
-            self.limiter.samples += 1
-        return True
+        allowed = self._allowed()
+        if allowed:
+            self._count(1)
+        return allowed
 
     def cancel(self) -> None:
         """Uncount a request that no item will answer."""
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
         if self.inserts:
-            self.requested -= 1
+            self.pending += change
         else:
-            self.limiter.samples -= 1
+            self.limiter.samples += change
 
     def _allowed(self) -> bool:
-        return self.limiter.can_insert(self.requested + 1) if self.inserts else self.limiter.can_sample()
+        return self.limiter.can_insert(self.pending + 1) if self.inserts else self.limiter.can_sample()
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
@@ -101,10 +103,14 @@ class Limit(Node):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, less the requests whose replies are deferred: those will be made again."""
-        limiter, again = self.limiter, self.upstreams[0].unanswered()
+        """The counts, less the requests whose replies are deferred: those will be made again.
+
+        A `gather_sync` has its row admitted as a whole, and continues it.
+        """
+        limiter, upstream = self.limiter, self.upstreams[0]
+        again = upstream.requested if self._gates and upstream.asynchronous else 0
         if self.inserts:
-            counts = {"inserts": limiter.inserts, "requested": self.requested - again}
+            counts = {"inserts": limiter.inserts, "pending": self.pending - again}
         else:
             counts = {"samples": limiter.samples - again}
         return {**super().state_dict(), **counts}
@@ -113,7 +119,7 @@ class Limit(Node):
         """Also the counts."""
         super().load_state_dict(state)
         if self.inserts:
-            self.limiter.inserts, self.requested = state["inserts"], state["requested"]
+            self.limiter.inserts, self.pending = state["inserts"], state["pending"]
         else:
             self.limiter.samples = state["samples"]
 

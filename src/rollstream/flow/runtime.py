@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import Actor, Deadlock, Engine, Future
+from rollstream.engine.actor import DRIVER
 from rollstream.flow import snapshot
-from rollstream.flow.actor_refs import DRIVER, actors_in
+from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.errors import PlanError, StateError
 from rollstream.flow.node import END, Node, ancestors
 from rollstream.flow.statistics import Statistics
@@ -38,16 +39,12 @@ class Flow:
         self._started = 0.0
         self._ended: float | None = None
         self._active = False
-        self._token = secrets.token_hex(4)
+        self.token = secrets.token_hex(4)
         if engine is not None:
             self.sink = engine.sink()
             engine.join(self.sink, self.close)
             if tracer is not None:
                 engine.tracer = tracer
-
-    def shard_key(self, name: str) -> str:
-        """A key for a node's shards that no other flow uses."""
-        return f"{name}#{self._token}"
 
     def add(self, root: Node) -> None:
         """Add a root and everything upstream of it, sources first."""
@@ -94,7 +91,7 @@ class Flow:
         finally:
             self._active = False
             if self.tracer is not None:
-                self.tracer.span(None, "next", begin, time.perf_counter())
+                self.tracer.span(("next", begin, time.perf_counter()))
         root.stop()
         if all(node.stopped for node in self.nodes):
             self._finished = True
@@ -129,7 +126,7 @@ class Flow:
         self.engine.require_open()
         end = time.perf_counter()
         if self.tracer is not None:
-            self.tracer.span(None, "wait", start, end)
+            self.tracer.span(("wait", start, end))
         for node in self.nodes:
             if node.running():
                 node.waiting += end - start
@@ -203,21 +200,21 @@ class Flow:
 
 
 def flow_of(node: Node) -> Flow | None:
-    """The flow that a node, or anything upstream of it, belongs to."""
-    flows = (each.flow for each in ancestors(node) if each.opened)
-    return next((flow for flow in flows if isinstance(flow, Flow)), None)
+    """The flow that a node belongs to, once it has begun."""
+    return node.flow if node.opened and isinstance(node.flow, Flow) else None
 
 
 def name_operators(root: Node) -> None:
-    """Name every operator uniquely, with a number where two would share a name."""
-    nodes = ancestors(root)
-    taken = {operator.name for node in nodes if node.opened for operator in node.operators()}
-    for operator in (operator for node in nodes if not node.opened for operator in node.operators()):
-        operator.name, number = operator.base, 1
-        while operator.name in taken:
+    """Name every operator uniquely, with a number where two would share a name; then the other nodes."""
+    opened, fresh = [[n for n in ancestors(root) if n.opened is wanted] for wanted in (True, False)]
+    taken = {each.name for node in opened for each in (*node.operators(), node)}
+    operators = [operator for node in fresh for operator in node.operators()]
+    for each in (*operators, *(node for node in fresh if node not in operators)):
+        each.name, number = each.base, 1
+        while each.name in taken:
             number += 1
-            operator.name = f"{operator.base}-{number}"
-        taken.add(operator.name)
+            each.name = f"{each.base}-{number}"
+        taken.add(each.name)
 
 
 def require_one_engine(root: Node) -> Engine | None:

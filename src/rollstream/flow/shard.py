@@ -5,25 +5,24 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.slot import ActorSlot, cannot_exit, wants_context
+from rollstream.engine.slot import ActorSlot, wants_context
 from rollstream.flow.chain import Chain
 from rollstream.flow.errors import OperatorError, PlanError
 from rollstream.flow.node import END, End, Pulled
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.provenance import Origin
 from rollstream.flow.stages import Context, Stage
-from rollstream.flow.trace import SpanList
+from rollstream.flow.trace import Recorder, TimeSpan
 
-ITEM_REPLY, END_REPLY = 0, 1
 Counters: TypeAlias = list[float]
 """Items received, items out, seconds busy and items held, of the source and then of each stage."""
-Reply: TypeAlias = tuple[int, Any, Any, int, Counters, list[tuple[str, float, float]] | None]
-"""`ITEM_REPLY` or `END_REPLY`, value, origin, incarnation, counters, spans for a trace."""
+Reply: TypeAlias = tuple[Packet | None, int, Counters, Sequence[TimeSpan]]
+"""An item, or `None` at the end; the actor's incarnation; counters; spans for a trace."""
 
 
 def without_gauges(counters: Counters) -> Counters:
@@ -44,7 +43,7 @@ class ShardPlan:
 class ShardSource:
     """Calls the actor's method; a deferred reply is "not ready" until it is complete."""
 
-    def __init__(self, plan: ShardPlan, slot: ActorSlot, resume: Any, spans: SpanList | None):
+    def __init__(self, plan: ShardPlan, slot: ActorSlot, resume: Callable[[], None], record: Recorder | None):
         self._name = plan.source.name
         self._location = plan.source.location
         self._slot = slot
@@ -56,7 +55,7 @@ class ShardSource:
         self._deferred = False
         self._late: tuple[Any, BaseException | None] | None = None
         self._resume = resume
-        self._spans = spans
+        self._record = record
         self.over = False
         self.items = 0
         self.busy = 0.0
@@ -71,8 +70,6 @@ class ShardSource:
             self.over = True
             return END
         except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit):
-                error = cannot_exit(self._name, error)
             raise OperatorError.of(error, self._name, self._location, self._shard) from None
         if self._deferred:
             return None
@@ -93,8 +90,8 @@ class ShardSource:
             value = self._method()
         end = time.perf_counter()
         self.busy += end - start
-        if self._spans is not None:
-            self._spans.span(self._shard, self._name, start, end)
+        if self._record is not None:
+            self._record((self._name, start, end))
         if isinstance(value, Deferred):
             self._deferred = True
             value.then(self._arrived)
@@ -118,13 +115,14 @@ class Shard:
     """One shard: answers each request with the next output of its chain, in order."""
 
     def __init__(self, plan: ShardPlan, slot: ActorSlot):
-        self._spans = SpanList() if plan.traced else None
-        self._source = ShardSource(plan, slot, self._resume, self._spans)
+        self._spans: list[TimeSpan] = []
+        record = self._spans.append if plan.traced else None
+        self._source = ShardSource(plan, slot, self._resume, record)
         self._stages = [_copied(stage) for stage in plan.stages]
         for stage in self._stages:
             stage.instance = slot.instance
         self._chain = Chain(self._source, self._stages, slot.context.name)
-        self._chain.tracer = self._spans
+        self._chain.record = record
         self._pull = self._chain.pull if self._stages else self._source.pull
         self._waiting: deque[Deferred[Reply]] = deque()
         self._incarnation = slot.context.restarts
@@ -141,10 +139,11 @@ class Shard:
         counters = [items, items, self._source.busy, 0]
         for stage in self._stages:
             counters += (stage.received, stage.items, stage.busy, stage.held())
-        spans = None if self._spans is None else self._spans.take()
-        if packet is END:
-            return END_REPLY, None, None, self._incarnation, counters, spans
-        return ITEM_REPLY, packet[0], packet[1], self._incarnation, counters, spans
+        spans: Sequence[TimeSpan] = ()
+        if self._spans:
+            spans = self._spans[:]
+            self._spans.clear()
+        return None if packet is END else packet, self._incarnation, counters, spans
 
     def _resume(self) -> None:
         """The source has its item: answer the requests that wait."""

@@ -38,9 +38,9 @@ def save(engine: Engine | None, nodes: Sequence[Node], folder: Path | None) -> d
     state = {
         "format": _FORMAT,
         "operators": _operators(nodes),
-        "nodes": {node.key: node.state_dict() for node in nodes},
+        "nodes": {node.name: node.state_dict() for node in nodes},
         "shards": {
-            node.key: ask_all(engine, node.actors(), shard_state, node.shard_key)
+            node.name: ask_all(engine, node.actors(), shard_state, node.shard_key)
             for node in nodes
             if node.shard_key and not node.stopped
         },
@@ -64,12 +64,12 @@ def load(engine: Engine | None, nodes: Sequence[Node], state: Mapping[str, Any],
         for name, own in state["actors"].items()
     ]
     for node in nodes:
-        own = state["nodes"][node.key]
+        own = state["nodes"][node.name]
         if own["stopped"]:
             node.stop()
         node.load_state_dict(own)
         if node.shard_key and not node.stopped:
-            futures += _load_shards(node, state["shards"][node.key])
+            futures += _load_shards(node, state["shards"][node.name])
     if engine is not None:
         engine.results(futures)
 

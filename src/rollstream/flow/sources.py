@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rollstream.engine import Actor, ActorContext, Engine
-from rollstream.flow.checks import checked_actors, name_of, require_iterable
+from rollstream.flow.checks import checked_actors, name_of
 from rollstream.flow.errors import OperatorError, PlanError, plan_line
 from rollstream.flow.node import END, Node, Pulled
 from rollstream.flow.operator import Operator
@@ -43,7 +43,7 @@ class Source(Node):
         end = time.perf_counter()
         self.busy += end - start
         if self.flow.tracer is not None:
-            self.flow.tracer.span(None, self.name, start, end)
+            self.flow.tracer.span((self.name, start, end))
         return value, origin
 
     def _begin(self) -> Iterator[Any]:
@@ -134,14 +134,15 @@ def from_actors(
 
 def from_items(items: Sequence[T], *, name: str | None = None) -> Iter[T]:
     """A stream of the items of a sequence."""
-    require_iterable("from_items", items)
-    return Iter(Source(name or "from_items", plan_line(), items))
+    return from_iterable(items, name=name or "from_items")
 
 
 def from_iterable(iterable: Iterable[T], *, name: str | None = None) -> Iter[T]:
     """A stream of the elements of an iterable. A resume skips those it had before."""
-    require_iterable("from_iterable", iterable)
-    return Iter(Source(name or "from_iterable", plan_line(), iterable))
+    name = name or "from_iterable"
+    if not isinstance(iterable, Iterable):
+        raise PlanError(f"{name}: {iterable!r} cannot be iterated")
+    return Iter(Source(name, plan_line(), iterable))
 
 
 def from_poll(function: Callable[[], T | None], *, name: str | None = None) -> Iter[T]:
@@ -167,17 +168,7 @@ def from_factories(
     """One actor per factory, each with its own independent stream: flows nest into trees.
 
     A factory is called on its actor and returns something to iterate: a list, a local `Iter`, or, for a
-    flow with actors of its own, a generator that opens an engine and yields from the plan:
-
-    >>> import rollstream as rs
-    >>> from rollstream.testing import ScriptedSource
-    >>> def inner():
-    ...     with rs.engine("inline") as engine:
-    ...         sources = engine.spawn(ScriptedSource, ([[1, 2], [10, 20]],), count=2)
-    ...         yield from from_actors(sources, "next").gather_sync().for_each(sum)
-    >>> with rs.engine("threads") as engine:
-    ...     list(from_factories(engine, [inner, inner]).gather_sync())
-    [[11, 11], [22, 22]]
+    flow with actors of its own, a generator that opens an engine and yields from the plan.
     """
     if not factories:
         raise PlanError("from_factories needs at least one factory")

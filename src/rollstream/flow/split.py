@@ -77,11 +77,6 @@ class Branch(Node):
         self.index = index
         self.buffer: deque[Packet] = deque()
 
-    @property
-    def key(self) -> str:
-        """Named after the split."""
-        return f"{self.split.name}[{self.index}]"
-
     def operators(self) -> Sequence[Operator]:
         """None of its own."""
         return []
@@ -94,10 +89,6 @@ class Branch(Node):
         if packet is not None and packet is not END:
             self.items += 1
         return packet
-
-    def held(self) -> int:
-        """Items that wait for this branch."""
-        return len(self.buffer)
 
     def stop(self) -> None:
         """Leave the split to the other branches."""

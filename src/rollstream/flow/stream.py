@@ -8,27 +8,18 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar, overload
 
 from rollstream.engine import Actor
-from rollstream.flow import snapshot
+from rollstream.flow import snapshot, stages
 from rollstream.flow.chain import Chain
 from rollstream.flow.checks import checked_actors, name_of, require_operator, require_whole
 from rollstream.flow.errors import PlanError, plan_line
 from rollstream.flow.gather import GatherAsync, GatherSync
-from rollstream.flow.node import Node
+from rollstream.flow.node import Node, ancestors
 from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Provenance
 from rollstream.flow.runtime import Flow, engine_of, flow_of, require_one_engine
 from rollstream.flow.shard import ShardPlan
 from rollstream.flow.split import Split
-from rollstream.flow.stages import (
-    BatchStage,
-    CombineStage,
-    Context,
-    FilterStage,
-    FlattenStage,
-    ForEachStage,
-    Stage,
-    TakeStage,
-)
+from rollstream.flow.stages import Context, Stage
 from rollstream.flow.statistics import Statistics
 from rollstream.flow.trace import Tracer
 from rollstream.flow.via import Via
@@ -87,7 +78,7 @@ class ParIter(_Stream, Generic[T_co]):
         A callable object may keep state: each shard has its own copy of it. A function with a second
         parameter, called `context`, also gets the actor's instance, the provenance and its own name.
         """
-        return self._with(_stage(ForEachStage, function, name))
+        return self._with(_stage(stages.ForEachStage, function, name))
 
     @overload
     def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> ParIter[U]: ...
@@ -97,7 +88,7 @@ class ParIter(_Stream, Generic[T_co]):
 
     def filter(self, function: Any, *, name: str | None = None) -> ParIter[Any]:
         """Keep the items for which the function is true."""
-        return self._with(_stage(FilterStage, function, name))
+        return self._with(_stage(stages.FilterStage, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T_co]]:
         """Lists of `size` items of one shard."""
@@ -105,11 +96,11 @@ class ParIter(_Stream, Generic[T_co]):
 
     def flatten(self: ParIter[Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """The elements of each item, one by one."""
-        return self._with(FlattenStage(name or "flatten", plan_line()))
+        return self._with(stages.FlattenStage(name or "flatten", plan_line()))
 
     def combine(self, function: ItemFunction[T_co, Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """Each item to a list, flattened. One that collects items returns `[]` until it has enough."""
-        return self._with(_stage(CombineStage, function, name))
+        return self._with(_stage(stages.CombineStage, function, name))
 
     def gather_sync(self, *, name: str | None = None) -> Iter[list[T_co]]:
         """Rows of one item per shard. Between two rows no shard runs: a barrier."""
@@ -150,7 +141,6 @@ class Iter(_Stream, Generic[T_co]):
         self._node = node
         self._flow: Flow | None = None
         """Set once this stream itself is iterated."""
-        self._tracer: Tracer | None = None
 
     # Operators ---------------------------------------------------------------------------------
 
@@ -160,7 +150,7 @@ class Iter(_Stream, Generic[T_co]):
         A function with a second parameter, called `context`, also gets the provenance, the actors the
         item comes from, and its own name.
         """
-        return self._with(_stage(ForEachStage, function, name))
+        return self._with(_stage(stages.ForEachStage, function, name))
 
     @overload
     def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> Iter[U]: ...
@@ -170,7 +160,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def filter(self, function: Any, *, name: str | None = None) -> Iter[Any]:
         """Keep the items for which the function is true."""
-        return self._with(_stage(FilterStage, function, name))
+        return self._with(_stage(stages.FilterStage, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> Iter[list[T_co]]:
         """Lists of `size` items; the last one of a stream that ends may be shorter."""
@@ -178,16 +168,16 @@ class Iter(_Stream, Generic[T_co]):
 
     def flatten(self: Iter[Iterable[U]], *, name: str | None = None) -> Iter[U]:
         """The elements of each item, one by one."""
-        return self._with(FlattenStage(name or "flatten", plan_line()))
+        return self._with(stages.FlattenStage(name or "flatten", plan_line()))
 
     def combine(self, function: ItemFunction[T_co, Iterable[U]], *, name: str | None = None) -> Iter[U]:
         """Each item to a list, flattened. One that collects items returns `[]` until it has enough."""
-        return self._with(_stage(CombineStage, function, name))
+        return self._with(_stage(stages.CombineStage, function, name))
 
     def take(self, count: int, *, name: str | None = None) -> Iter[T_co]:
         """The first `count` items, then the end; not one item more is requested."""
         require_whole("take", count, 0)
-        return self._with(TakeStage(name or "take", plan_line(), count))
+        return self._with(stages.TakeStage(name or "take", plan_line(), count))
 
     def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T_co, Provenance]]:
         """Each item with its provenance."""
@@ -243,7 +233,10 @@ class Iter(_Stream, Generic[T_co]):
 
     def _with(self, stage: Stage) -> Iter[Any]:
         node = self._use(stage.kind)
-        return self._into(node if node.absorb(stage) else Chain(node, [stage]))
+        if node.stages is None:
+            return self._into(Chain(node, [stage]))
+        node.stages.append(stage)
+        return self._into(node)
 
     def _use(self, consumer: str) -> Node:
         if self._node.opened:
@@ -253,9 +246,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def _into(self, node: Node) -> Iter[Any]:
         require_one_engine(node)
-        stream: Iter[Any] = Iter(node)
-        stream._tracer = self._tracer
-        return stream
+        return Iter(node)
 
     # Running -----------------------------------------------------------------------------------
 
@@ -294,7 +285,7 @@ class Iter(_Stream, Generic[T_co]):
             raise PlanError("call trace before the first item is requested")
         if not Path(path).parent.is_dir():
             raise PlanError(f"trace({str(path)!r}): there is no such folder; create it first")
-        self._tracer = Tracer(path)
+        self._node.tracer = Tracer(path)
         return self
 
     def state_dict(self, folder: Path | None = None) -> dict[str, Any]:
@@ -320,7 +311,10 @@ class Iter(_Stream, Generic[T_co]):
     def _begin(self) -> Flow:
         if self._flow is None:
             self._consume("iteration")
-            flow = flow_of(self._node) or Flow(engine_of(self._node), self._tracer)
+            nodes = ancestors(self._node)
+            begun = filter(None, map(flow_of, nodes))  # by another branch of a split
+            tracers = [node.tracer for node in nodes if node.tracer is not None]
+            flow = next(begun, None) or Flow(engine_of(self._node), tracers[-1] if tracers else None)
             try:
                 flow.add(self._node)
             except BaseException:
@@ -342,9 +336,9 @@ def require_iter(what: str, stream: Any) -> None:
 
 def _batch(size: int, name: str | None) -> Stage:
     require_whole("batch", size, 1)
-    return BatchStage(name or "batch", plan_line(), size)
+    return stages.BatchStage(name or "batch", plan_line(), size)
 
 
-def _stage(kind: type[ForEachStage | FilterStage | CombineStage], function: Any, name: str | None) -> Stage:
+def _stage(kind: type[Stage], function: Any, name: str | None) -> Stage:
     require_operator(function, kind.kind)
     return kind(name_of(function, name, kind.kind), plan_line(), function)

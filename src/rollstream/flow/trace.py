@@ -7,35 +7,15 @@ import json
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
+TimeSpan: TypeAlias = tuple[str, float, float]
+"""An operator's name, and when it began and ended to handle one item."""
+Recorder: TypeAlias = Callable[[TimeSpan], None]
 _CHUNK = 1000
 """Events kept in memory before they are written."""
-
-
-class SpanTracer(Protocol):
-    """Records every operator that handled an item."""
-
-    def span(self, place: str | None, name: str, start: float, end: float) -> None:
-        """One operator on one item; the driver's place is `None`."""
-        ...
-
-
-class SpanList:
-    """Spans recorded on a shard; they travel to the trace with the next reply."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[str, float, float]] = []
-
-    def span(self, place: str | None, name: str, start: float, end: float) -> None:  # noqa: ARG002
-        """One operator on one item; the receiver of the reply knows the place."""
-        self._spans.append((name, start, end))
-
-    def take(self) -> list[tuple[str, float, float]]:
-        """The spans since the last reply."""
-        spans, self._spans = self._spans, []
-        return spans
 
 
 class Tracer:
@@ -52,15 +32,16 @@ class Tracer:
         self._lock = threading.Lock()  # messages are recorded by the threads that handle them
         self._finished: dict[tuple[str, str], list[float]] = {}
 
-    def span(self, place: str | None, name: str, start: float, end: float) -> None:
-        """One operator on one item; the driver's place is `None`."""
-        self._add(place or "driver", name, "operator", start, end)
+    def span(self, span: TimeSpan, place: str = "driver") -> None:
+        """One operator on one item."""
+        name, start, end = span
+        self._event("X", place, name, "operator", start, dur=(end - start) * 1e6)
 
     def message(
         self, label: str, sender: str, receiver: str, posted: float, start: float, end: float
     ) -> None:
         """One message: a span on its receiver, an arrow from its sender."""
-        self._add(receiver, label, "message", start, end)
+        self._event("X", receiver, label, "message", start, dur=(end - start) * 1e6)
         self._arrow(label, (sender, posted), (receiver, start))
         self._finished.setdefault((label, receiver), []).append(end)
 
@@ -94,9 +75,6 @@ class Tracer:
             self._written += len(events)
         except OSError as error:  # a run does not fail because its trace does
             self._broken = error
-
-    def _add(self, place: str, name: str, category: str, start: float, end: float) -> None:
-        self._event("X", place, name, category, start, dur=(end - start) * 1e6)
 
     def _arrow(self, name: str, source: tuple[str, float], target: tuple[str, float]) -> None:
         number = next(self._arrows)

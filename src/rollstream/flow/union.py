@@ -53,17 +53,10 @@ class Union(UnionNode):
     kind = "union"
     saved = (*UnionNode.saved, "turn", "credit")
 
-    def __init__(
-        self,
-        name: str,
-        location: str,
-        upstreams: Sequence[Node],
-        output: Sequence[int],
-        weights: Sequence[int],
-    ):
-        super().__init__(name, location, upstreams, output)
-        self.weights = list(weights)
-        self.bound = ", ".join(part for part in (f"weights={self.weights}", self.bound) if part)
+    def __init__(self, *args: Any, weights: list[int]):
+        super().__init__(*args)
+        self.weights = weights
+        self.bound = f"weights={weights}" + (f", {self.bound}" if self.bound else "")
         self.turn = 0
         self.credit = self.weights[0]
 
@@ -112,8 +105,8 @@ class UnionAsync(UnionNode):
     asynchronous = True
     saved = (*UnionNode.saved, "last")
 
-    def __init__(self, name: str, location: str, upstreams: Sequence[Node], output: Sequence[int]):
-        super().__init__(name, location, upstreams, output)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         self.last = len(self.upstreams) - 1
         self._branches = [[node for node in ancestors(up) if node.shared] for up in self.upstreams]
 
@@ -163,7 +156,7 @@ def union(
         require_whole("weights", weight, 1)
     nodes, output = _upstreams("union", iters, output)
     _refuse_coupled(nodes)
-    return _joined(iters, Union(name or "union", plan_line(), nodes, output, weights))
+    return iters[0]._into(Union(name or "union", plan_line(), nodes, output, weights=weights))
 
 
 def union_async(
@@ -174,7 +167,7 @@ def union_async(
     `output` lists the streams whose items are put out; the others run too, and their items end here.
     """
     nodes, output = _upstreams("union_async", iters, output)
-    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, output))
+    return iters[0]._into(UnionAsync(name or "union_async", plan_line(), nodes, output))
 
 
 def _upstreams(
@@ -189,12 +182,6 @@ def _upstreams(
     for stream in iters:
         require_iter(kind, stream)
     return [stream._use(kind) for stream in iters], range(len(iters)) if output is None else output
-
-
-def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
-    stream = iters[0]._into(node)
-    stream._tracer = next((part._tracer for part in iters if part._tracer is not None), None)
-    return stream
 
 
 def _refuse_coupled(nodes: Sequence[Node]) -> None:

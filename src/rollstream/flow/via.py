@@ -50,7 +50,7 @@ class Via(Node):
     def pull(self) -> Pulled:
         """Keep the actors busy, then return the oldest result if it is there."""
         upstream = self.upstreams[0]
-        while not self.upstream_over and len(self._pending) + len(self.ready) < self.in_flight:
+        while not self.upstream_over and self.held() < self.in_flight:
             packet = upstream.pull()
             if packet is None:
                 break
@@ -79,12 +79,14 @@ class Via(Node):
         future = actor.engine.request(
             actor, shard.run_method, args, label=label, sink=self.flow.sink, token=(self, None)
         )
+        self.requested += 1
         self._pending.append((future, origin))
 
     def arrived(self, future: Future[Any]) -> None:  # noqa: ARG002
         """Take in every result that is next in order."""
         while self._pending and self._pending[0][0].done:
             head, origin = self._pending.popleft()
+            self.requested -= 1
             if isinstance(head.error, ActorDied):
                 self._lose(head.error)
             elif head.error is not None:
@@ -103,16 +105,9 @@ class Via(Node):
 
     def stop(self) -> None:
         """Forget the results that have not come yet."""
+        self.requested = 0
         self._pending.clear()
         super().stop()
-
-    def held(self) -> int:
-        """Items in flight and results not yet taken."""
-        return len(self._pending) + len(self.ready)
-
-    def running(self) -> bool:
-        """Whether the consumer waits for a result."""
-        return bool(self._pending) and not self.ready
 
     def blocked(self) -> str | None:
         """Every reply deferred."""

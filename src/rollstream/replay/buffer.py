@@ -17,7 +17,7 @@ from rollstream.replay.signature import Signature, unflatten_columns
 from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.windowing import Transitions, Windowing
 from rollstream.replay.writer import Writer
-from rollstream.state_codec import plain
+from rollstream.state_codec import serializable
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ class Chunk:
     """Environment steps of the training so far, including these."""
 
 
-@plain
+@serializable
 @dataclass(frozen=True)
 class ReplayBatch:
     """A batch of sampled items."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollstream.background_save import Writing, read_state
+from rollstream.background_save import BackgroundSave, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.flow import Context
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
@@ -41,7 +41,7 @@ class ReplayShard:
         self._was_restarted = context.restarts > 0
         self._incarnation = secrets.randbits(48)
         """Identifies the content: a restarted shard is empty and has another incarnation."""
-        self._writing: Writing | None = None
+        self._writing: BackgroundSave | None = None
         self._pending_samples: deque[tuple[str, Deferred[ReplayBatch]]] = deque()
         self._pending_inserts: deque[_PendingInsert] = deque()
 
@@ -148,7 +148,7 @@ class ReplayShard:
     def save_to(self, path: Path) -> None:
         """Start writing the state to a file in the background."""
         self.wait_saved()
-        self._writing = Writing(
+        self._writing = BackgroundSave(
             path, lambda: {"incarnation": self._incarnation, **self.buffer.state_dict(copy=False)}
         )
 

@@ -10,14 +10,14 @@ import numpy as np
 from jax.tree_util import DictKey
 
 from rollstream.engine import RollstreamError
-from rollstream.state_codec import plain
+from rollstream.state_codec import serializable
 
 
 class BatchError(RollstreamError):
     """Columns that do not fit together."""
 
 
-@plain
+@serializable
 class Batch(dict[str, Any]):
     """Columns by name. One may itself be a dict or tuple of arrays, as observations of such spaces are.
 

@@ -14,7 +14,7 @@ from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import ReplayBatch
 from rollstream.rl.batch import Batch
 from rollstream.rl.policy import Weights
-from rollstream.rl.worker_set import Pulse, WorkerSet
+from rollstream.rl.worker_set import Heartbeat, WorkerSet
 
 Report = dict[str, Any]
 """What is to be known after an iteration: numbers by the names people know from Stable-Baselines3."""
@@ -168,24 +168,24 @@ def ReportMetrics(  # noqa: N802
 ) -> Iter[Report]:
     """Reports with running counts and the mean of the last episodes; one for every so many items with steps.
 
-    One comes with the last step of the whole training, too, so that it can end there. When `workers.pulse`
-    asks for it there is something in between, which says no more than the steps: see `is_beat`.
+    One comes with the last step of the whole training, too, so that it can end there. When
+    `workers.heartbeat.is_due()`, a heartbeat with only the steps is yielded in between: see `is_heartbeat`.
     """
-    return stream.combine(_Reporter(workers.learner.total_steps, every, workers.pulse), name=name)
+    return stream.combine(_Reporter(workers.learner.total_steps, every, workers.heartbeat), name=name)
 
 
-def is_beat(report: Report) -> bool:
-    """Whether it is no report, but only says how many steps there have been."""
-    return "time/beat" in report
+def is_heartbeat(report: Report) -> bool:
+    """Whether it is a heartbeat, with only the steps so far, instead of a report."""
+    return "time/heartbeat" in report
 
 
 class _Reporter:
     """Counts steps and episodes as they reach the end of the plan."""
 
-    def __init__(self, total: int, every: int, pulse: Pulse):
+    def __init__(self, total: int, every: int, heartbeat: Heartbeat):
         self._total = total
         self._every = every
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._steps = self._iterations = self._waiting = self._episodes = 0
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._sums: dict[str, list[float]] = {}
@@ -204,7 +204,11 @@ class _Reporter:
             self._sums[key] = [total + value, count + 1, value]
         self._waiting += steps > 0
         if not steps or (self._waiting < self._every and not before < self._total <= self._steps):
-            return [{"time/total_timesteps": self._steps, "time/beat": 1}] if self._pulse.wanted() else []
+            return (
+                [{"time/total_timesteps": self._steps, "time/heartbeat": 1}]
+                if self._heartbeat.is_due()
+                else []
+            )
         means = {
             key: latest if key in _LATEST else total / count
             for key, (total, count, latest) in self._sums.items()

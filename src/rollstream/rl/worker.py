@@ -22,13 +22,13 @@ from rollstream.rl.episodes import Episodes
 from rollstream.rl.jit import compiled
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import Observation, forgotten, put, take, zeros
-from rollstream.state_codec import plain
+from rollstream.state_codec import serializable
 
 PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
 """Makes a policy for an observation and an action space."""
 
 
-@plain
+@serializable
 @dataclass
 class Rollout:
     """What happened in some steps, before anybody has thought about it."""

@@ -11,10 +11,10 @@ from rollstream.rl.learner import Learner
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
 
-class Pulse:
-    """Asked after every item: whether a plan is to give a sign of life although no report is due."""
+class Heartbeat:
+    """Decides after every item whether the plan yields a heartbeat although no report is due."""
 
-    wanted: Callable[[], bool] = staticmethod(lambda: False)
+    is_due: Callable[[], bool] = staticmethod(lambda: False)
 
 
 class WorkerSet:
@@ -27,7 +27,7 @@ class WorkerSet:
         self.spec = spec
         self.learner = learner
         self._stored: tuple[int, Any] = (-1, None)
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
             RolloutWorker, (spec,), count=count, name="worker", **terms
         )

@@ -1,33 +1,20 @@
-"""The graph of a plan as text: lanes for a terminal, and Mermaid for a page."""
+"""A graph as text for a terminal: one line per operator, one lane per stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from rollstream.flow.actor_refs import DRIVER
-from rollstream.flow.graph_data import GraphData, GraphEdge, GraphNode
+from rollstream.drawing.graph import GraphData, GraphEdge, GraphNode
 
-FLOW = ("sync", "async")
-PINK = "#e0287d"
 FAR = 48
 """Details begin in this column at the latest, however long a name is."""
 
 Lanes: TypeAlias = list[GraphEdge | None]
 
 
-# For a terminal ----------------------------------------------------------------------------------
-
-
 def text(graph: GraphData) -> str:
-    """The graph for a terminal, sources first: one line an operator, one lane a stream.
-
-    Args:
-        graph: The graph to draw.
-
-    Returns:
-        Lines of plain Unicode; the last one explains the signs that occur.
-    """
+    """The graph for a terminal, sources first: one line per operator, one lane per stream."""
     rows = list(_rows(graph))
     column = min(FAR, max((len(left) for left, detail in rows if detail), default=0))
     lines = [f"{left:{column}}   {detail}" if detail else left for left, detail in rows]
@@ -47,9 +34,9 @@ def _rows(graph: GraphData) -> Iterator[tuple[str, str]]:
         own = ends[0] if ends else _free(lanes, 0)
         for lane in ends:
             lanes[lane] = None
-        yield f"{_signs(lanes, own, '●' if node.place == DRIVER else '◉')} {node.name}", _details(graph, node)
+        yield f"{_signs(lanes, own, '●' if node.on_driver else '◉')} {node.name}", _details(graph, node)
         starts: list[int] = []
-        for edge in (edge for edge in graph.edges if edge.source == node.name and edge.kind in FLOW):
+        for edge in (edge for edge in graph.streams if edge.source == node.name):
             starts.append(_free(lanes, starts[-1] + 1) if starts else own)
             lanes[starts[-1]] = edge
         if len(starts) > 1:
@@ -83,7 +70,7 @@ def _fork(lanes: Lanes, ends: Sequence[int], corners: str) -> str:
 
 
 def _details(graph: GraphData, node: GraphNode) -> str:
-    details = [where(node), node.bound]
+    details = [node.where, node.bound]
     details += [
         f"⇢ {edge.target}" for edge in graph.edges if edge.kind == "message" and edge.source == node.name
     ]
@@ -93,13 +80,6 @@ def _details(graph: GraphData, node: GraphNode) -> str:
     return " · ".join(detail for detail in details if detail)
 
 
-def where(node: GraphNode) -> str:
-    """On which actors an operator runs, and on how many; empty for the driver."""
-    if node.place == DRIVER:
-        return ""
-    return f"on {node.place}" + (f" ×{node.copies}" if node.copies > 1 else "")  # noqa: RUF001
-
-
 def _key(graph: GraphData) -> str:
     kinds = {edge.kind for edge in graph.edges}
     signs = {
@@ -107,49 +87,5 @@ def _key(graph: GraphData) -> str:
         "message": "⇢ sends messages to",
         "limit": "⇄ coupled by a rate limiter",
     }
-    placed = ["◉ runs on actors"] if any(node.place != DRIVER for node in graph.nodes) else []
+    placed = ["◉ runs on actors"] if any(not node.on_driver for node in graph.nodes) else []
     return "   ".join([*placed, *(sign for kind, sign in signs.items() if kind in kinds)])
-
-
-# For a page --------------------------------------------------------------------------------------
-
-_ARROWS = {"sync": "-->", "async": "-->", "message": "-.->", "limit": '<==>|"rate limiter"|'}
-
-
-def mermaid(graph: GraphData) -> str:
-    """The graph as a Mermaid flowchart: a frame around what runs on actors, pink what is asynchronous.
-
-    Args:
-        graph: The graph to draw.
-
-    Returns:
-        The source of the flowchart, to be put into a fenced block marked `mermaid`.
-    """
-    ids = {node.name: f"n{index}" for index, node in enumerate(graph.nodes)}
-    lines = ["flowchart LR"]
-    for index, place in enumerate(dict.fromkeys(_frame(node) for node in graph.nodes)):
-        inside = [f"{ids[node.name]}{_label(node)}" for node in graph.nodes if _frame(node) == place]
-        if place:
-            inside = [f'subgraph p{index}["{_escape(place)}"]', *(f"    {line}" for line in inside), "end"]
-        lines += inside
-    lines += [f"{ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in graph.edges]
-    pink = [str(index) for index, edge in enumerate(graph.edges) if edge.kind == "async"]
-    lines += [f"linkStyle {','.join(pink)} stroke:{PINK},stroke-width:2px"] if pink else []
-    return "\n    ".join(lines) + "\n"
-
-
-def _frame(node: GraphNode) -> str:
-    """What is written on the frame a node stands in; empty for none."""
-    return "" if node.kind == "actor" else where(node)
-
-
-def _label(node: GraphNode) -> str:
-    """Mermaid's shapes: a rectangle, one with doubled sides for several copies, a rounded one for actors."""
-    left, right = ("([", "])") if node.kind == "actor" else ("[[", "]]") if node.copies > 1 else ("[", "]")
-    label = "<br/>".join(_escape(line) for line in (node.name, node.bound) if line)
-    return f'{left}"{label}"{right}'
-
-
-def _escape(label: str) -> str:
-    """Mermaid's own entities; a star or a backtick would begin its markup."""
-    return "".join(f"#{ord(sign)};" if sign in '#"<>&`*' else sign for sign in label)
