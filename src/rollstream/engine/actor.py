@@ -176,3 +176,23 @@ class Actor(Generic[A]):
 
 def _kind(name: str, sticky: bool | str) -> str | None:
     return sticky if isinstance(sticky, str) else name if sticky else None
+
+
+class ActorNames:
+    """Hands out names that no other actor of an engine has."""
+
+    def __init__(self) -> None:
+        self._taken = {DRIVER}
+        self._lock = threading.Lock()
+
+    def take(self, name: str, count: int) -> list[str]:
+        """`name`, or `name[0]`, `name[1]`, ... for several; with a number if the name is taken."""
+        with self._lock:
+            taken = {*self._taken, *(own.partition("[")[0] for own in self._taken)}
+            base, number = name, 1
+            while base in taken:
+                number += 1
+                base = f"{name}-{number}"
+            names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
+            self._taken.update(names)
+        return names

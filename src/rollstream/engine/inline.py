@@ -38,7 +38,6 @@ class InlineTransport(Transport):
             raise
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Queue a message for `run`."""
         self._queue.append((actor, message))
 
     def run(self) -> bool:
@@ -59,15 +58,12 @@ class InlineTransport(Transport):
         return True
 
     def sender(self) -> str:
-        """The actor whose message is being handled."""
         return self._running or DRIVER
 
     def can_progress(self) -> bool:
-        """Nothing runs while the caller waits."""
         return False
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:  # noqa: ARG002
-        """End the instances."""
         for actor in actors:
             end_slot(actor)
 

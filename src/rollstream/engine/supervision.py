@@ -88,7 +88,7 @@ class Supervisor:
             self.lose(actor, [rebuilding, *first], actor.gone)
             return False
         if launched:
-            self._engine.send_held(actor)
+            self._engine.dispatcher.send_held(actor)
             return True
         actor.rebuilding = None
         self.refuse([rebuilding, *first])

@@ -26,7 +26,6 @@ class ThreadsTransport(Transport):
         self._mailboxes: dict[str, SimpleQueue[Message | None]] = {}
 
     def start(self, actors: list[Actor[Any]]) -> None:
-        """Start a thread for each, which builds its instance."""
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         for actor in actors:
             self._mailboxes[actor.name] = SimpleQueue()
@@ -58,16 +57,13 @@ class ThreadsTransport(Transport):
         end_slot(actor)
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Put a message into the actor's mailbox."""
         self._mailboxes[actor.name].put(message)
 
     def sender(self) -> str:
-        """The actor whose thread this is."""
         name = threading.current_thread().name
         return name if self._threads.get(name) is threading.current_thread() else DRIVER
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:  # noqa: ARG002
-        """Let every thread finish its current message."""
         for actor in actors:
             self._mailboxes[actor.name].put(None)
         for actor in actors:
