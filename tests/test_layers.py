@@ -1,4 +1,4 @@
-"""Imports go down only: between packages, and between the modules of each. Run as a script, it prints them."""
+"""Imports go down only, between packages and between the modules of each. As a script, it prints them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Operation: TypeAlias = str | Callable[..., Any]
 class Message:
     """A method to call, or a function of the slot to run, and the future of its reply."""
 
-    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "payload", "posted", "sticky")
+    __slots__ = ("actor", "args", "future", "label", "operation", "payload", "posted", "sticky")
 
     def __init__(self, operation: Operation, args: tuple[Any, ...], future: Future[Any] | None, label: str):
         self.operation = operation
@@ -32,10 +32,9 @@ class Message:
         self.future = future
         self.label = label
         self.actor: Actor[Any] | None = None
+        """Whom it was sent to, while it is in flight."""
         self.sticky: str | None = None
         """Its kind, if it is kept as the last of its kind for a restarted instance."""
-        self.counted = False
-        """Whether it counts as in flight."""
         self.posted: tuple[str, float] | None = None
         """Sender and time, when messages are traced."""
         self.payload: Any = None

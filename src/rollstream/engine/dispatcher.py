@@ -39,16 +39,17 @@ class Dispatcher:
         try:
             self._in_flight.add(message, actor)
             self._deliver_or_hold(actor, message)
-            if self._run is not None and self._run() and message.future is None:
-                self._engine.raise_failure()
+            done = self._run is not None and self._run()
         except BaseException:
             self._engine.interrupted = True
             raise
+        if done and message.future is None:
+            self._engine.raise_failure()
 
     def _deliver_or_hold(self, actor: Actor[Any], message: Message) -> None:
         futures = self._futures_in(message)
         with actor.lock:
-            late = bool(futures) and self._in_flight.hold(actor, futures)
+            late = futures and self._in_flight.hold(actor, futures)
             if actor.up and not late and not actor.held:
                 self.deliver(actor, message, futures)
                 return
@@ -95,7 +96,10 @@ class Dispatcher:
     def _futures_in(self, message: Message) -> Sequence[Future[Any]]:
         if message.payload is not None:
             return message.payload.futures() if message.payload.parts else ()
-        return [argument for argument in message.args if isinstance(argument, Future)]
+        for argument in message.args:
+            if isinstance(argument, Future):
+                return [argument for argument in message.args if isinstance(argument, Future)]
+        return ()
 
     def _refuse_gone(self, actor: Actor[Any], message: Message) -> None:
         """A message to an actor that died and was not restarted: a broadcast continues, a call fails."""

@@ -75,7 +75,7 @@ class Supervisor:
             self._in_flight.settle(rebuilding)
             return False
         for message in first:
-            if not message.counted:
+            if message.actor is None:
                 self._in_flight.add(message, actor)
         actor.rebuilding, actor.verdict = rebuilding, None
         try:

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollstream.engine.actor import DRIVER, Actor, Message
-from rollstream.engine.inline import build_slot, end_slot, handle
+from rollstream.engine.inline import build_slot, end_slot
 from rollstream.engine.sinks import QueueSink
 from rollstream.engine.transport import Transport
 
@@ -47,12 +47,12 @@ class ThreadsTransport(Transport):
             started.put(error)
             return
         started.put(None)
-        mailbox, engine = self._mailboxes[actor.name], self.engine
+        mailbox, engine, slot = self._mailboxes[actor.name], self.engine, actor.connection
         while (message := mailbox.get()) is not None:
             if engine.closed:
                 engine.supervisor.refuse([message])
             else:
-                handle(actor, message, BaseException)
+                engine.complete(actor, message, *slot.timed_run(message.operation, message.args))
             del message  # or the last one would be kept alive
         end_slot(actor)
 
