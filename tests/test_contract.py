@@ -595,6 +595,11 @@ def test_7_branches_can_be_iterated_by_hand(engine: rs.Engine) -> None:
     assert list(right) == [2, 3]
     assert list(left) == []
 
+    left, right = scripted(engine, [1, 2, 3]).gather_async().split(2, buffer=4)
+    assert next(left) == 1
+    right.for_each(str).close()
+    assert list(left) == [2, 3], "closing a branch that was not begun stopped the other"
+
 
 def test_7_a_buffer_nobody_empties_is_named(engine: rs.Engine) -> None:
     left, _ = scripted(engine, list(range(9))).gather_async().split(2, buffer=4, name="fork")
