@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from rollstream.engine import Actor
-from rollstream.engine.future import Sink
+from rollstream.engine.sinks import Sink
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.statistics import NodeStatistics
 from rollstream.flow.trace import Tracer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import Actor, Deadlock, Engine, Future
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 from rollstream.flow import snapshot
 from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.errors import PlanError, StateError
