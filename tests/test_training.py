@@ -50,7 +50,7 @@ class Recorder(NoDisplay):
         self.info: RunInfo | None = None
         self.notes: list[str] = []
         self.reports: list[dict[str, float]] = []
-        self.finished: list[Run | None] = []
+        self.finished: list[bool] = []
 
     def start(self, info: RunInfo) -> None:
         self.info = info
@@ -62,8 +62,8 @@ class Recorder(NoDisplay):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def finish(self, run: Run | None) -> None:
-        self.finished.append(run)
+    def finish(self, completed: bool) -> None:
+        self.finished.append(completed)
 
 
 def small(out: Path | None, **more: Any) -> Run:
@@ -101,7 +101,7 @@ def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, d
     assert display.notes == ["300 steps are rounded up to whole batches: 320"]
     assert display.info == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
-    assert display.finished == [straight]
+    assert display.finished == [True]
 
 
 def test_a_folder_has_it_all(straight: Run) -> None:
@@ -219,7 +219,10 @@ def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("dqn", 70), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 100)))],
+    [
+        ("a2c", 70),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dqn", 4), ("dqn", 70), ("sac", 100))),
+    ],
 )
 def test_a_signal_need_not_wait_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
@@ -235,7 +238,9 @@ def test_a_signal_need_not_wait_for_a_report(
                 signal.raise_signal(signal.SIGINT)
 
     usual: Any = {"env": "CartPole-v1", "steps": 180, "seed": 2, "quiet": True, "checkpoint_every": 1000}
-    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}}
+    replayed = REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}
+    batches = {"environments": 1, "rollout_length": 4, "report_every": 15, "hidden": (8,)}
+    usual |= {"config": batches if name == "a2c" else replayed}
     usual |= {"evaluate_every": 90, "evaluate_episodes": 1}
     straight = rs.train(name, out=tmp_path / "straight", **usual)
     with pytest.raises(KeyboardInterrupt):
@@ -309,7 +314,7 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     _, stopping, where = display.notes
     assert "stopping" in stopping  # said at once
     assert where == f"interrupted after 192 steps, saved in {tmp_path / 'run'}"
-    assert display.finished == [None]
+    assert display.finished == [False]
     assert (tmp_path / "run" / "curve.png").exists()
     assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
     display = Recorder()
