@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check bench soak gates clean
+.PHONY: setup demo test test-all check bench soak gates clean
 
 setup: $(STAMP)
 
@@ -17,7 +17,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest --random-order
 
 check: $(STAMP)
 	$(BIN)/ruff check .

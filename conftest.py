@@ -1,23 +1,25 @@
-"""What every test shares: nothing may leak, documents are run, and random examples are the same each time."""
+"""What every test shares: nothing leaks or hangs, documents are run, and random examples repeat."""
 
 from __future__ import annotations
 
-import gc
 import importlib.util
+import itertools
 import os
 import signal
-import socket
+import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+import traceback
+import uuid
+from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
-from pathlib import Path
+from typing import Any
 
 import pytest
+import reaper
 from hypothesis import settings
+from leaks import Leaks
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -32,26 +34,83 @@ pytest_collect_file = Sybil(
     fixtures=["no_leaks"],
 ).pytest()
 
-PATIENCE = 5.0
-"""Seconds that threads which are ending may take after a test."""
+RUN = ".".join([*filter(None, [os.environ.get(reaper.VARIABLE)]), uuid.uuid4().hex])
+"""The mark of every process that this run starts; within a test, a part of that test's."""
 
-SEGMENTS = Path("/dev/shm")
-"""Where Linux shows shared memory."""
+LIMIT, SLOW_LIMIT = 120.0, 600.0
+"""Seconds that a test may take, on a busy machine, too; and one that is marked `slow`."""
+
+FAILED = pytest.StashKey[bool]()
+
+_numbers = itertools.count()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the one helper process of shared memory now: it lives on, and is no test's leak.
-
-    And let JAX keep what it compiles for the whole session: tests build the same learners again and again, in
-    processes of their own, too.
-    """
+    """Prepare what lives as long as the run, and so is no test's leak."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, or by `nohup`
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
+    _start_reaper(session.config)
     if sys.platform == "linux":
         resource_tracker.ensure_running()
+    _keep_what_jax_compiles(session.config)
+
+
+def _start_reaper(config: pytest.Config) -> None:
+    """Whatever tests have started dies with this process, even if it is killed."""
+    watching = subprocess.Popen(
+        [sys.executable, "-S", reaper.__file__, RUN], stdin=subprocess.PIPE, start_new_session=True
+    )
+    config.add_cleanup(lambda: watching.__exit__(None, None, None))
+    os.environ[reaper.VARIABLE] = RUN
+
+
+def _keep_what_jax_compiles(config: pytest.Config) -> None:
+    """Tests build the same learners again and again, in processes of their own, too."""
     cache = tempfile.TemporaryDirectory(prefix="rollstream-tests-")
-    session.config.add_cleanup(cache.cleanup)
+    config.add_cleanup(cache.cleanup)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+@pytest.hookimpl(wrapper=True)
+def _limited(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test that hangs, with the stacks of all threads, and go on with the next one."""
+    limit = SLOW_LIMIT if item.get_closest_marker("slow") else LIMIT
+
+    def expire(*_: object) -> None:
+        pytest.fail(f"the test hangs: it took longer than {limit:.0f} s\n{_stacks_of_others()}")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, limit, limit / 4)  # again, if it hangs while it is cleaned up
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
+
+
+def _stacks_of_others() -> str:
+    """The stacks of all threads but this one, whose traceback pytest shows."""
+    frames = sys._current_frames()
+    stacks = [
+        f"thread {other.name!r}:\n{''.join(traceback.format_stack(frames[other.ident]))}"
+        for other in threading.enumerate()
+        if other is not threading.current_thread() and other.ident in frames
+    ]
+    return "\n".join(stacks)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember what has failed."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +122,7 @@ def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
     ray = importlib.import_module("ray")
     on_terminate = signal.getsignal(signal.SIGTERM)
-    with importlib.import_module("rollstream.engine.ray_connection").forks_of_ray():
+    with reaper.marking(RUN), importlib.import_module("rollstream.engine.ray_connection").forks_of_ray():
         ray.init(
             "local",
             num_cpus=4,
@@ -79,78 +138,18 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a thread, a process, a file descriptor or shared memory behind."""
+    """Fail a test that leaves a thread, a process, a file descriptor or shared memory behind.
+
+    Processes that it leaves, or that are left because it failed, are killed.
+    """
     if "ray" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
         request.getfixturevalue("ray_cluster")  # is there before and after, and so no leak
-    threads, before = _threads(), _held()
-    yield
-    deadline = time.monotonic() + PATIENCE
-    for thread in _threads() - threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    if _leaks(before):
-        gc.collect()  # something in a cycle is late, not lost
-    if leaks := _leaks(before):
-        pytest.fail(f"the test leaked {', '.join(leaks)}", pytrace=False)
-
-
-def _threads() -> set[threading.Thread]:
-    """Threads made in Python; a dummy stands for one that a library made, and cannot be joined."""
-    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
-
-
-def _leaks(before: dict[object, str]) -> list[str]:
-    after = {key: what for key, what in _held().items() if key not in before}
-    return sorted(what for key, what in after.items() if not (isinstance(key, Path) and _is_of_others(key)))
-
-
-def _held() -> dict[object, str]:
-    """What this process holds, by identity, in words; outside Linux its threads only."""
-    held: dict[object, str] = {thread: f"thread {thread.name!r}" for thread in _threads()}
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in _read(children).split():
-            command = _read(Path("/proc", pid, "cmdline")).replace("\0", " ").strip()
-            held["process", pid] = f"process {pid} ({command or 'ended, but not waited for'})"
-    for number, target in _open_files("self").items():
-        if target.endswith(".ttf"):  # a font: matplotlib keeps those it has drawn with
-            continue
-        if not (target.startswith("socket:") and _is_of_ray(int(number))):
-            held["file descriptor", number, target] = f"file descriptor {number} ({target})"
-    for segment in SEGMENTS.glob("*"):
-        held[segment] = f"shared memory {segment}"
-    return held
-
-
-def _is_of_ray(number: int) -> bool:
-    """Whether a socket is a TCP connection, where Ray runs: it keeps them as it likes. Engines have none."""
-    if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
-        return False
-    try:
-        with socket.socket(fileno=os.dup(number)) as connection:
-            return connection.family in (socket.AF_INET, socket.AF_INET6)
-    except OSError:  # closed meanwhile
-        return True
-
-
-def _is_of_others(segment: Path) -> bool:
-    """Whether another process uses a segment, or has just ended it: the whole machine shares one folder."""
-    for pid in (path.name for path in Path("/proc").glob("[0-9]*") if path.name != str(os.getpid())):
-        if str(segment) in _open_files(pid).values() or str(segment) in _read(Path("/proc", pid, "maps")):
-            return True
-    return not segment.exists() or segment.stat().st_uid != os.getuid()
-
-
-def _open_files(pid: str) -> dict[str, str]:
-    """What each file descriptor of a process stands for, as far as we may look."""
-    files: dict[str, str] = {}
-    with suppress(OSError):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # the one that listed the folder is closed by now
-                files[number] = os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)")
-    return files
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:  # the process has ended, or is not ours to look at
-        return ""
+    mark = f"{RUN}.{next(_numbers)}"
+    leaks = Leaks()
+    with reaper.marking(mark):
+        yield
+    if request.node.stash.get(FAILED, False):
+        reaper.kill(mark)
+    if found := leaks.found():
+        reaper.kill(mark)
+        pytest.fail(f"the test leaked {', '.join(found)}", pytrace=False)

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.background_save import Writing, read_state, summary, write_state
+from rollstream.background_save import BackgroundSave, read_state, read_checksum, write_state
 from rollstream.flow import StateError
-from rollstream.flow.shard import files_apart
+from rollstream.flow.shard import external_files
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import CheckpointError, Draft, latest, load_checkpoint, save_checkpoint
+from rollstream.training.checkpoint import CheckpointError, CheckpointWriter, latest, load_checkpoint, save_checkpoint
 from rollstream.training.loop import Loop
 
 STATE = {
@@ -35,7 +35,7 @@ STATE = {
 def run(code: str, *arguments: Path) -> None:
     """In a process of its own, which can be forked: JAX is not there."""
     code = "import os, signal, sys; from pathlib import Path; import numpy as np\n" + textwrap.dedent(code)
-    code = "from rollstream.background_save import Writing\n" + code
+    code = "from rollstream.background_save import BackgroundSave\n" + code
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -48,7 +48,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     np.testing.assert_equal(found, STATE)
     assert found["columns"]["frames"].dtype == np.uint8
     assert set(load_file(path)) == {"columns/frames", "columns/ends", "none", "one", "halves", "complex"}
-    about = summary(path)
+    about = read_checksum(path)
     assert about is not None
     assert about["bytes"] == path.stat().st_size
 
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_there_was(tmp_path: Path) -> None:
     run(
         """
         numbers = np.arange(1000)
-        writing = Writing(Path(sys.argv[1]), lambda: {"numbers": numbers})
+        writing = BackgroundSave(Path(sys.argv[1]), lambda: {"numbers": numbers})
         numbers[:] = -1
         assert writing.wait() is None
         """,
@@ -82,38 +82,38 @@ def test_a_writer_that_fails_says_why_and_leaves_nothing_that_looks_whole(
         f"""
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if the disk were full
-        writing = Writing(Path(sys.argv[1]), lambda: {state})
+        writing = BackgroundSave(Path(sys.argv[1]), lambda: {state})
         told = writing.wait()
         assert {reason!r} in told, told
         """,
         tmp_path / "state",
     )
-    assert summary(tmp_path / "state") is None
+    assert read_checksum(tmp_path / "state") is None
 
 
 def test_signals_for_the_driver_pass_the_writer_by(tmp_path: Path) -> None:
     run(
         """
-        writing = Writing(Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        writing = BackgroundSave(Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert writing.wait() is None
         """,
         tmp_path / "state",
     )
-    assert summary(tmp_path / "state") is not None
+    assert read_checksum(tmp_path / "state") is not None
 
 
 def test_nobody_writes_on_whose_owner_is_gone(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError, match="whoever wanted state is gone"):
         write_state(tmp_path / "state", STATE, needed=lambda: False)
-    assert summary(tmp_path / "state") is None
+    assert read_checksum(tmp_path / "state") is None
 
 
 # Checkpoints -------------------------------------------------------------------------------------
 
 
-def drafted(folder: Path, step: int) -> Draft:
-    draft = Draft(folder, step)
-    draft.write({"step": step}, {}, apart=["big.safetensors"])
+def drafted(folder: Path, step: int) -> CheckpointWriter:
+    draft = CheckpointWriter(folder, step)
+    draft.write({"step": step}, {}, folder=["big.safetensors"])
     return draft
 
 
@@ -181,15 +181,15 @@ def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
     with training("apex", "processes", shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(12)]
         monkeypatch.chdir(tmp_path)
-        state = plan.state_dict(apart=Path())
-        names = files_apart(state)
-        assert plan.saved_apart() == []
+        state = plan.state_dict(folder=Path())
+        names = external_files(state)
+        assert plan.finish_save() == []
         infos = shard_infos(workers)
         assert len(names) == len(infos) == 2
         next(plan)
-    assert all(summary(tmp_path / name) is not None for name in names)
+    assert all(read_checksum(tmp_path / name) is not None for name in names)
     with training("apex", engine, shards=2, **APEX) as (plan, workers):
-        plan.load_state_dict(state, apart=Path())
+        plan.load_state_dict(state, folder=Path())
         assert shard_infos(workers) == infos
         report = next(plan)
         assert report["time/total_timesteps"] > reports[-1]["time/total_timesteps"]
@@ -199,8 +199,8 @@ def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
 def test_a_state_without_its_files_says_so(tmp_path: Path) -> None:
     with training("apex", "processes", **APEX) as (plan, _):
         next(plan)
-        state = plan.state_dict(apart=tmp_path)
-        plan.saved_apart()
+        state = plan.state_dict(folder=tmp_path)
+        plan.finish_save()
     with training("apex", "processes", **APEX) as (plan, _), pytest.raises(StateError, match="which folder"):
         plan.load_state_dict(state)
 
@@ -211,10 +211,10 @@ class Clumsy:
     def sample(self) -> int:
         return 1
 
-    def save_apart(self, path: Path) -> None:
-        self._writing = Writing(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    def begin_save(self, path: Path) -> None:
+        self._writing = BackgroundSave(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    def saved_apart(self) -> str | None:
+    def finish_save(self) -> str | None:
         return self._writing.wait()
 
 
@@ -222,8 +222,8 @@ def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
     with rs.engine("processes") as engine:
         plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()
         next(plan)
-        [one, other] = files_apart(plan.state_dict(apart=tmp_path))
-        assert plan.saved_apart() == [
+        [one, other] = external_files(plan.state_dict(folder=tmp_path))
+        assert plan.finish_save() == [
             f"the process that wrote {name} was ended by signal 9" for name in (one, other)
         ]
         assert next(plan) == [1, 1]
@@ -258,12 +258,12 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     monkeypatch.setattr(Loop, "_record", record)
     looks: list[int] = []
 
-    def look(draft: Draft) -> bool:
+    def look(draft: CheckpointWriter) -> bool:
         if draft._folder.name == "checkpoints":
             looks.append(draft.step)
         return len(looks) != 1
 
-    monkeypatch.setattr(Draft, "whole", property(look))
+    monkeypatch.setattr(CheckpointWriter, "whole", property(look))
 
     settings = {**APEX, "learning_starts": 80, "report_every": 40}
     with pytest.raises(RuntimeError, match="something else"):

@@ -16,8 +16,8 @@ import pytest
 
 from rollstream import cli
 from rollstream.cli import main
-from rollstream.training.display import Lines
-from rollstream.training.run_folder import claimed
+from rollstream.training.display import LineDisplay
+from rollstream.training.run_folder import lock_folder
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")
@@ -285,7 +285,7 @@ def test_a_file_that_has_moved_is_found_again_if_one_says_where(
     main(["evaluate", "run", "--episodes", "1", "--env", "there.py:Mine"])
     main(["train", "ppo", "--resume", "--out", "run", "--steps", "4096", "--env", "there.py:Mine", "--quiet"])
     main(["evaluate", "run", "--episodes", "1"])
-    assert fails("train", "ppo", "--env", "there.py:Mine", "--steps", "9", "--env-options", "plo=1") == 2
+    assert fails("train", "ppo", "--env", "there.py:Mine", "--steps", "9", "--env-kwargs", "plo=1") == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert "Mine does not take these options ({'plo': 1}): " in told
 
@@ -326,7 +326,7 @@ def test_a_folder_that_nobody_named_is_another_if_somebody_was_quicker(
     taken.mkdir()
     free = iter([taken, tmp_path / "free"])
     monkeypatch.setattr(cli, "_new_folder", lambda *_: next(free))
-    with claimed(taken):
+    with lock_folder(taken):
         main(["train", "ppo", *TINY, "--steps", "256"])
         assert (tmp_path / "free" / "checkpoints").is_dir()
         assert not list(taken.iterdir())
@@ -374,7 +374,7 @@ def test_ones_own_environment_with_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
-    options = ("--env", "mine.py:MyEnv", "--env-options", "pay=3", "name=me", "--workers", "1")
+    options = ("--env", "mine.py:MyEnv", "--env-kwargs", "pay=3", "name=me", "--workers", "1")
     sizes = ("--steps", "1e1", "--config.environments=2", "--config.rollout_length", "5")
     more = ("--config.minibatch-size", "1_0", "--config.hidden", "8", "8", "--quiet")
     main(["train", "ppo", *options, *sizes, *more])
@@ -467,8 +467,8 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
             "--engine proceses: give one of 'inline', 'threads', 'processes', 'ray'",
         ),
         (
-            "train ppo --env A-v0 --steps 1 --env-options fast",
-            "--env-options fast: give a keyword and its value",
+            "train ppo --env A-v0 --steps 1 --env-kwargs fast",
+            "--env-kwargs fast: give a keyword and its value",
         ),
         ("train ppo --steps 1 more", "more; see rollstream train --help"),
         ("train ppo --steps", "--steps"),

@@ -14,11 +14,11 @@ from rich.console import Console
 from rollstream.flow import Statistics
 from rollstream.flow.statistics import NodeStatistics
 from rollstream.training.curve import curve_svg, draw_curve, ticks
-from rollstream.training.display import Lines, LiveDisplay, display_for
-from rollstream.training.progress import RunAbout
+from rollstream.training.display import LineDisplay, LiveDisplay, display_for
+from rollstream.training.progress import RunInfo
 from rollstream.training.progress_tracker import ProgressTracker, headline, sparkline
 
-ABOUT = RunAbout("ppo", "CartPole-v1", 10_000, 1, 2, "processes", Path("runs/x"), 0)
+ABOUT = RunInfo("ppo", "CartPole-v1", 10_000, 1, 2, "processes", Path("runs/x"), 0)
 
 
 class Clock:
@@ -98,7 +98,7 @@ def test_who_samples_elsewhere_is_said_also_if_nobody_asked_for_workers() -> Non
 
 def test_a_part_of_a_run_says_where_it_goes_on() -> None:
     stream = io.StringIO()
-    Lines(stream).start(RunAbout("a2c", "Acrobot-v1", 10_000, 0, 0, "inline", None, 4_000))
+    Lines(stream).start(RunInfo("a2c", "Acrobot-v1", 10_000, 0, 0, "inline", None, 4_000))
     assert stream.getvalue() == "a2c on Acrobot-v1 · inline · seed 0 · 10,000 steps, from step 4,000 on\n"
 
 

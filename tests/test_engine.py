@@ -1,13 +1,9 @@
 """Every engine keeps the same rules; then what is particular to each, and the tools that check all this."""
 
-import re
-import shutil
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -427,106 +423,6 @@ BROKEN: dict[type[Engine], str] = {
 def test_check_engine_names_the_rule_that_is_broken(broken: type[Engine], rule: str) -> None:
     with pytest.raises(AssertionError, match=f"the engine breaks the rule '{rule}': "):
         check_engine(broken)
-
-
-# The leak detector finds leaks -------------------------------------------------------------------
-
-LEAKS = """
-import os, subprocess, sys, threading
-from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
-
-import conftest
-
-conftest.PATIENCE = 0.05
-conftest.SEGMENTS = Path("segments")  # other test runs on this machine must not see ours
-undo = []
-
-def teardown_module():
-    for function in undo:
-        function()
-
-def test_thread():
-    event = threading.Event()
-    threading.Thread(target=event.wait, name="forgotten").start()
-    undo.append(event.set)
-
-def test_file(tmp_path):
-    file = open(tmp_path / "forgotten", "w")
-    undo.append(file.close)
-
-def test_process():
-    process = subprocess.Popen([sys.executable, "-c", "input() or 'forgotten'"], stdin=subprocess.PIPE)
-    undo.append(lambda: process.communicate(b"now"))
-
-def test_segment():
-    segment = SharedMemory(create=True, size=8)
-    undo.extend([segment.unlink, segment.close])
-
-def test_segment_of_nobody():
-    (conftest.SEGMENTS / "forgotten").touch()
-
-def test_clean():
-    thread = threading.Thread(target=subprocess.run, args=(["true"],))
-    thread.start()
-    segment = SharedMemory(create=True, size=8)
-    segment.unlink()
-    segment.close()
-
-def test_clean_once_collected():
-    ends = os.pipe()
-    file = os.fdopen(ends[0])
-    os.close(ends[1])
-    cycle = [file]
-    cycle.append(cycle)
-"""
-
-
-DOCUMENT = """
-```python
-import os
-ends = os.pipe()
-```
-
-```python
-for end in ends:
-    os.close(end)
-```
-
-```python
->>> 1 + 1
-3
-```
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
-    (tmp_path / "test_leaks.py").write_text(LEAKS)
-    (tmp_path / "README.md").write_text(DOCUMENT)
-    (tmp_path / "segments").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--color=no",
-        "--basetemp=temporary",
-        ".",
-    ]
-    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
-    assert "1 failed, 9 passed, 6 errors" in report, report
-    for where, leak in {
-        "test_thread": r"thread 'forgotten'",
-        "test_file": r"file descriptor \d+ \(.*/forgotten\)",
-        "test_process": r"process \d+ \(.*'forgotten'\)",
-        "test_segment": r"file descriptor \d+ \(/dev/shm/psm_",
-        "test_segment_of_nobody": r"shared memory segments/forgotten",
-        "README.md line=2 column=1": r"file descriptor \d+ \(pipe:",
-    }.items():
-        assert re.search(rf"ERROR at teardown of {where} _+\nthe test leaked .*{leak}", report), report
 
 
 # What happens at the edges ------------------------------------------------------------------------------

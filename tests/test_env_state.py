@@ -15,12 +15,12 @@ from gymnasium.vector import AutoresetMode
 
 from rollstream.rl.env_state import UnknownState
 from rollstream.rl.vector import NativeVector, SyncVector
-from rollstream.state_codec import packed, unpacked
+from rollstream.state_codec import decode_state, encode_state
 
 
 def through_json(state: Any) -> Any:
-    structure, arrays = packed(state)
-    return unpacked(json.loads(json.dumps(structure)), arrays)
+    structure, arrays = encode_state(state)
+    return decode_state(json.loads(json.dumps(structure)), arrays)
 
 
 class Little(gymnasium.Env[Any, Any]):

@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import rollstream as rs
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.vector import NativeVector
-from rollstream.training.checkpoint import Draft
+from rollstream.training.checkpoint import CheckpointWriter
 from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
-from rollstream.training.progress import Silent
+from rollstream.training.progress import NoDisplay
 from rollstream.training.run import Run
 
 SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
@@ -162,21 +162,21 @@ def names(folder: Path) -> list[str]:
 def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:
-    finish = Draft.finish
+    finish = CheckpointWriter.finish
     saved: list[int] = []
 
-    def crash(draft: Draft, keep: int) -> Path:
+    def crash(draft: CheckpointWriter, keep: int) -> Path:
         saved.append(draft.step)
         if saved.count(128) == 2:
             raise SystemExit
         return finish(draft, keep)
 
-    monkeypatch.setattr(Draft, "finish", crash)
+    monkeypatch.setattr(CheckpointWriter, "finish", crash)
     begun: Any = {"env": "CartPole-v1", "steps": 128, "evaluate_every": 64, "evaluate_episodes": 1}
     with pytest.raises(SystemExit):
         train(**begun)
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000064"]
-    monkeypatch.setattr(Draft, "finish", finish)
+    monkeypatch.setattr(CheckpointWriter, "finish", finish)
     train(resume=True)
     assert names(tmp_path / "run" / "best") == ["step_000000064", "step_000000128"]
 
@@ -187,7 +187,7 @@ def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: C
     assert names(tmp_path / "run" / "best") == names(tmp_path / "run" / "checkpoints")
     os.truncate(tmp_path / "run" / "checkpoints" / "step_000000192" / "state.json", 10)
 
-    class Looking(Silent):
+    class Looking(NoDisplay):
         def report(self, report: Any, statistics: Any) -> None:
             seen.append(names(tmp_path / "run" / "best"))
 
@@ -204,14 +204,14 @@ def test_the_best_is_there_as_long_as_one_may_go_back_to_it(
     begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "keep": 1}
     train(steps=128, **begun)
     assert names(tmp_path / "run" / "best") == ["step_000000128"], "nobody goes back to before that"
-    finish = Draft.finish
+    finish = CheckpointWriter.finish
 
-    def fail(draft: Draft, keep: int | None) -> Path:
+    def fail(draft: CheckpointWriter, keep: int | None) -> Path:
         if draft.step > 128 and draft._folder.name == "checkpoints":
             raise OSError(28, "No space left on device")
         return finish(draft, keep)
 
-    monkeypatch.setattr(Draft, "finish", fail)
+    monkeypatch.setattr(CheckpointWriter, "finish", fail)
     with pytest.raises(OSError, match="No space"):
         train(resume=True, steps=256)
     monkeypatch.undo()

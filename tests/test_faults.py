@@ -574,7 +574,7 @@ class Saved(Worker):
         self._die("asked")
         return {"life": self.life}
 
-    def saved_apart(self) -> str | None:
+    def finish_save(self) -> str | None:
         self._die("written")
         return None
 
@@ -593,10 +593,10 @@ def test_an_actor_that_dies_while_a_flow_is_saved(when: str, on_failure: Any) ->
         assert len(next(plan)) == 2
         if on_failure == "raise":
             with pytest.raises(ActorDied, match="frail was killed by SIGKILL"):
-                (plan.state_dict if when == "asked" else plan.saved_apart)()
+                (plan.state_dict if when == "asked" else plan.finish_save)()
             return
         actors = plan.state_dict()["actors"]
-        assert plan.saved_apart() == []
+        assert plan.finish_save() == []
         assert actors["steady"] == {"life": 0}
         if when == "written":
             assert actors["frail"] == {"life": 0}

@@ -17,7 +17,7 @@ from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training.run import Run
 from rollstream.training.run_folder import RunError, read_run_config
-from rollstream.training.video import VideoError, film
+from rollstream.training.video import VideoError, record_video
 
 SMALL = {"environments": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 16 steps."""
@@ -38,7 +38,7 @@ def test_an_algorithm_of_ones_own_is_not_taken_for_one_of_the_same_name(tmp_path
     assert json.loads((tmp_path / "run" / "config.json").read_text())["algorithm"] is None
     with pytest.raises(RunError, match=r"ppo, which the run in .* was made with, .*: algorithm=\.\.\."):
         rs.load(tmp_path / "run")
-    assert rs.load(tmp_path / "run", algorithm=mine).recipe.algorithm is mine
+    assert rs.load(tmp_path / "run", algorithm=mine).run_config.algorithm is mine
 
 
 def test_steps_may_be_a_number_of_numpy(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_run_that_is_over_has_the_rows_up_to_its_checkpoint(tmp_path: Path) ->
 
 def test_a_film_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VideoError, match="episodes=0: there is nothing to film; give 1 or more"):
-        film(begun(None), tmp_path / "film.mp4", episodes=0)
+        record_video(begun(None), tmp_path / "film.mp4", episodes=0)
 
 
 # What is not said again is as it was -------------------------------------------------------------
@@ -75,9 +75,9 @@ def test_checkpoints_are_written_and_kept_as_before(tmp_path: Path) -> None:
     assert len(names(tmp_path / "run" / "checkpoints")) == 5
     resumed(tmp_path / "run", steps=112)
     assert len(names(tmp_path / "run" / "checkpoints")) == 7
-    assert resumed(tmp_path / "run", steps=144, keep=2).recipe.saving == {"every": 16, "keep": 2}
+    assert resumed(tmp_path / "run", steps=144, keep=2).run_config.saving == {"every": 16, "keep": 2}
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000128", "step_000000144"]
-    assert resumed(tmp_path / "run", checkpoint_every=64).recipe.saving == {"every": 64, "keep": 2}
+    assert resumed(tmp_path / "run", checkpoint_every=64).run_config.saving == {"every": 64, "keep": 2}
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_evaluation_is_changed_only_where_something_is_said(
 ) -> None:
     begun(tmp_path / "run", evaluate_every=32, evaluate_episodes=1, stop_at=9999.0)
     expected = {"every": 32, "episodes": 1, "stop_at": 9999.0} | changed
-    assert resumed(tmp_path / "run", **said).recipe.evaluation == expected
+    assert resumed(tmp_path / "run", **said).run_config.evaluation == expected
 
 
 def test_a_return_to_stop_at_is_looked_for_every_so_often(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", stop_at=9999.0)
-    assert run.recipe.evaluation == {"every": 10_000, "episodes": 10, "stop_at": 9999.0}
+    assert run.run_config.evaluation == {"every": 10_000, "episodes": 10, "stop_at": 9999.0}
     begun(tmp_path / "other")
     with pytest.raises(RunError, match="has evaluate_every None, not 10000; a run goes on as it began"):
         resumed(tmp_path / "other", stop_at=475.0)
@@ -117,15 +117,15 @@ class Heavy(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_the_same_may_be_said_again(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "config": SMALL | {"hidden": [4, 4]},
-        "env_options": {"masses": (1, 2), "names": {1: "one"}},
+        "env_kwargs": {"masses": (1, 2), "names": {1: "one"}},
         "seed": 3,
         "workers": 0,
         "frame_stack": 2,
     }
     begun(tmp_path / "run", env=Heavy, **options)
     run = resumed(tmp_path / "run", env=Heavy, **options)
-    assert run.recipe.task.environment.options == options["env_options"]
-    assert run.recipe.config.hidden == (4, 4)
+    assert run.run_config.task.environment.options == options["env_kwargs"]
+    assert run.run_config.config.hidden == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_the_same_may_be_said_again(tmp_path: Path) -> None:
         ({"seed": 0}, "has seed 3, not 0"),
         ({"frame_stack": 1}, "has frame_stack 2, not 1"),
         ({"workers": 1}, "has workers 0, not 1"),
-        ({"env_options": {}}, "has env_options {'sutton_barto_reward': True}, not {}"),
+        ({"env_kwargs": {}}, "has env_kwargs {'sutton_barto_reward': True}, not {}"),
         ({"config": {"hidden": [5]}}, r"has config {'hidden': \(4,\)}, not {'hidden': \(5,\)}"),
     ],
 )
 def test_something_else_may_not(tmp_path: Path, said: dict[str, Any], text: str) -> None:
-    begun(tmp_path / "run", seed=3, frame_stack=2, env_options={"sutton_barto_reward": True})
+    begun(tmp_path / "run", seed=3, frame_stack=2, env_kwargs={"sutton_barto_reward": True})
     with pytest.raises(RunError, match=text):
         resumed(tmp_path / "run", **said)
 
@@ -149,7 +149,7 @@ def test_something_else_may_not(tmp_path: Path, said: dict[str, Any], text: str)
     [(object(), "masses is a builtins.object"), (np.ones(1), "masses is an array; give a list")],
 )
 def test_options_that_cannot_be_written_are_named(tmp_path: Path, value: Any, text: str) -> None:
-    with pytest.raises(RunError, match=f"env_options cannot be written to config.json: {text}"):
+    with pytest.raises(RunError, match=f"env_kwargs cannot be written to config.json: {text}"):
         begun(
-            tmp_path / "run", env=lambda masses: gymnasium.make("CartPole-v1"), env_options={"masses": value}
+            tmp_path / "run", env=lambda masses: gymnasium.make("CartPole-v1"), env_kwargs={"masses": value}
         )

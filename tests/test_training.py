@@ -31,28 +31,28 @@ from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.evaluation import Evaluation, Evaluator
 from rollstream.training.inference import TrainedPolicy
 from rollstream.training.interrupts import Interrupts
-from rollstream.training.progress import RunAbout, Silent
+from rollstream.training.progress import RunInfo, NoDisplay
 from rollstream.training.run import Run
-from rollstream.training.run_folder import InUse, RunError, claimed
-from rollstream.training.settings import configured
+from rollstream.training.run_folder import FolderInUse, RunError, lock_folder
+from rollstream.training.config import configured
 from rollstream.training.tuned import tuned, tuned_environments
-from rollstream.training.validation import SettingsError
+from rollstream.training.validation import ConfigError
 
 SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
 """PPO in batches of 64 steps."""
 
 
-class Recorder(Silent):
+class Recorder(NoDisplay):
     """A display that keeps what it is shown, and does something after a report."""
 
     def __init__(self, after: Callable[[dict[str, float]], None] = lambda _: None):
         self.after = after
-        self.about: RunAbout | None = None
+        self.about: RunInfo | None = None
         self.notes: list[str] = []
         self.reports: list[dict[str, float]] = []
         self.finished: list[Run | None] = []
 
-    def start(self, about: RunAbout) -> None:
+    def start(self, about: RunInfo) -> None:
         self.about = about
 
     def report(self, report: dict[str, float], statistics: rs.flow.Statistics) -> None:
@@ -99,7 +99,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, display: Recorder) -> Run
 def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, display: Recorder) -> None:
     assert straight.metrics[-1]["time/total_timesteps"] == 320
     assert display.notes == ["300 steps are rounded up to whole batches: 320"]
-    assert display.about == RunAbout("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
+    assert display.about == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
     assert display.finished == [straight]
 
@@ -172,9 +172,9 @@ REPLAYED = {"environments": 4, "hidden": (8,), "batch_size": 8, "learning_starts
 KILLED = """
     import os, signal, sys
     import rollstream as rs
-    from rollstream.training.progress import Silent
+    from rollstream.training.progress import NoDisplay
 
-    class Kill(Silent):
+    class Kill(NoDisplay):
         def report(self, report, statistics):
             if report["time/iterations"] == 6:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -285,7 +285,7 @@ def test_a_plan_without_reports_says_how_it_is_to_end() -> None:
 
 def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     small(tmp_path / "run", steps=64)
-    with claimed(tmp_path / "run"), pytest.raises(InUse, match=r"another process trains in .* right now"):
+    with lock_folder(tmp_path / "run"), pytest.raises(FolderInUse, match=r"another process trains in .* right now"):
         small(tmp_path / "run", steps=128, resume=True)
     small(tmp_path / "run", steps=128, resume=True)
 
@@ -338,9 +338,9 @@ def test_sigterm_after_the_last_step_ends_a_whole_run(tmp_path: Path) -> None:
 TERMINATED = """
     import os, signal, sys
     import rollstream as rs
-    from rollstream.training.progress import Silent
+    from rollstream.training.progress import NoDisplay
 
-    class Terminate(Silent):
+    class Terminate(NoDisplay):
         def report(self, report, statistics):
             if report["time/iterations"] == 3:
                 os.killpg(0, signal.SIGTERM)
@@ -585,7 +585,7 @@ def test_tuned_settings_are_used_and_overridden() -> None:
     ],
 )
 def test_values_that_a_setting_cannot_have(config: Any, text: str) -> None:
-    with pytest.raises(SettingsError, match=f"{text}$"):
+    with pytest.raises(ConfigError, match=f"{text}$"):
         configured(ALGORITHMS["ppo"], "CartPole-v1", config)
 
 
@@ -601,9 +601,9 @@ def test_settings_of_ones_own_have_types_and_no_ranges() -> None:
     for given in ({"discount": -3}, {"goal": None}, {"anything": object()}):
         configured(own, "", given)
     assert configured(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
-    with pytest.raises(SettingsError, match=r"goal=\(1, 2\): give a tuple of a number, a text or None$"):
+    with pytest.raises(ConfigError, match=r"goal=\(1, 2\): give a tuple of a number, a text or None$"):
         configured(own, "", {"goal": (1, 2)})
-    with pytest.raises(SettingsError, match="environments=0"):
+    with pytest.raises(ConfigError, match="environments=0"):
         configured(own, "", {"environments": 0})
 
 
@@ -709,7 +709,7 @@ def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: 
     run = rs.load(tmp_path / "run")
     assert run.metrics[-1]["time/total_timesteps"] == 256  # its plan has ended by itself, and is saved
     assert run.config.patience == 4
-    assert run.recipe.engine == "processes"
+    assert run.run_config.engine == "processes"
     with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN': it has .*own.py:MINE"):
         algorithm(f"{file}:MIEN")
     with pytest.raises(
@@ -740,7 +740,7 @@ class Mortal(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_a_worker_that_dies_is_in_the_metrics_and_the_training_goes_on(tmp_path: Path) -> None:
     display = Recorder()
     options = {"marker": str(tmp_path / "dead")}
-    run = small(None, env=Mortal, env_options=options, workers=2, evaluate_every=None, display=display)
+    run = small(None, env=Mortal, env_kwargs=options, workers=2, evaluate_every=None, display=display)
     assert run.metrics[-1]["time/total_timesteps"] == 320
     [row] = [row for row in run.metrics if "events/deaths" in row]
     [name] = [name for name in row if name.startswith("events/worker")]
@@ -769,14 +769,14 @@ def tuples() -> Any:
         (
             "ppo",
             {"config": {"epoch": 3}},
-            SettingsError,
+            ConfigError,
             r"ppo has no option 'epoch' \(did you mean 'epochs'\?\)",
         ),
-        ("ppo", {"config": ALGORITHMS}, SettingsError, r"ppo has no option 'a2c'"),
+        ("ppo", {"config": ALGORITHMS}, ConfigError, r"ppo has no option 'a2c'"),
         (
             "ppo",
             {"config": 3},
-            SettingsError,
+            ConfigError,
             r"config is a builtins.int; ppo takes a rollstream.algos.ppo.Config",
         ),
         ("ppo", {"config": {"minibatch_size": 7}}, rs.RollstreamError, r"set minibatch_size to a divisor of"),

@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What trains needs JAX, which plain flows and their processes do without."""
+    """Import training, and with it JAX, on first use: flows and their processes need neither."""
     if name not in ("load", "train"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rollstream import training
@@ -64,5 +64,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Also what is imported when it is asked for."""
+    """Include what is imported lazily."""
     return sorted({*globals(), *__all__})

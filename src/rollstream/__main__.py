@@ -1,4 +1,4 @@
-"""`python -m rollstream` is the command line."""
+"""Entry point of `python -m rollstream`."""
 
 from rollstream.cli import main
 

@@ -1,102 +1,141 @@
-"""What a person has typed, checked before it is parsed: what is wrong with it is said in one sentence."""
+"""Parses the command line with tyro, and reports what is wrong with it in one sentence."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import types
+import io
+import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Literal
+from contextlib import redirect_stderr, suppress
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+import tyro
+from tyro.conf import OmitSubcommandPrefixes, subcommand
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rollstream.engine import RollstreamError
-from rollstream.training.validation import named_type
+
+C = TypeVar("C")
+_registry = ConstructorRegistry()
+_POSITIONAL = ("algorithm", "folder")
 
 
-def options_of(kind: type, prefix: str = "--") -> dict[str, Any]:
-    """The options that are made from a dataclass, with the types of their values."""
-    options: dict[str, Any] = {}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        name, hint = field.name.replace("_", "-"), hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            options |= options_of(typing.cast(type, hint), f"{prefix}{name}.")
-        else:
-            options[prefix + name] = hint
-        if hint is bool:
-            options[f"{prefix}no-{name}"] = hint
-    return options
-
-
-def checked(args: Sequence[str], options: Mapping[str, Any], see: str) -> list[str]:
-    """The arguments, with whole numbers as `int` reads them. Raises for options and values there are not.
-
-    >>> checked(["--steps", "1e5", "--seed=7"], {"--steps": int | None, "--seed": int}, "--help")
-    ['--steps', '100000', '--seed=7']
-    """
-    new: list[str] = []
-    option, hint = "", None
-    for given in args:
-        text, equals, value = given.partition("=")
-        if not given.startswith("--"):
-            new.append(given if hint is None else _value(option, hint, given))
-        elif (option := text.replace("_", "-")) in options:
-            hint = options[option]
-            new.append(f"{text}={_value(option, hint, value)}" if equals else given)
-        else:
-            raise RollstreamError(f"unknown option {text}{_nearest(option, options)}; see {see}")
-        is_whole = equals or not given.startswith("--") or hint is bool
-        if is_whole and typing.get_origin(hint) is not tuple:
-            hint = None  # it has its value: what follows is not for it
-    return new
-
-
-def _value(option: str, hint: Any, text: str) -> str:
-    """A value as its type reads it."""
-    kind = _kind(hint)
-    if kind is int:
-        new = _whole(text)
-    elif kind is float:
-        new = None if _number(text) is None else text
-    elif typing.get_origin(kind) is Literal:
-        new = text if text in typing.get_args(kind) else None
+@_registry.primitive_rule
+def _lenient(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Numbers and choices; a value that does not fit stays a string, which validation reports by name."""
+    if info.type in (int, float):
+        metavar = "INT" if info.type is int else "FLOAT"
+    elif typing.get_origin(info.type) is Literal:
+        metavar = f"{{{','.join(typing.get_args(info.type))}}}"
     else:
-        new = text
-    if new is None:
-        raise RollstreamError(f"{option} {text}: give {named_type(kind)}")
-    return new
-
-
-def _kind(hint: Any) -> Any:
-    """The type that every single value has, or something else where there are several."""
-    parts = [part for part in typing.get_args(hint) if part not in (type(None), ...)]
-    several = typing.get_origin(hint) in (typing.Union, types.UnionType, tuple)
-    return parts[0] if several and len(set(parts)) == 1 else hint
-
-
-def _whole(text: str) -> str | None:
-    with suppress(ValueError):
-        return str(int(text))
-    number = _number(text)
-    return str(int(number)) if number is not None and number.is_integer() else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
         return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda texts: parse_value(info.type, texts[0]),
+        is_instance=lambda value: not isinstance(value, tuple) and value is not None,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def parse_value(kind: Any, text: str) -> Any:
+    """Parse a number, also in scientific notation; return any other text as it is.
+
+    >>> parse_value(int, "1e6"), parse_value(float, "3e-4"), parse_value(int, "1.5")
+    (1000000, 0.0003, '1.5')
+    """
+    if text == "None":
+        raise ValueError(text)  # tyro tries the next type of a union
+    with suppress(ValueError):
+        if kind is float:
+            return float(text)
+        if kind is int:
+            return int(text) if text.lstrip("-").replace("_", "").isdigit() else _whole(float(text))
+    return text
+
+
+def _whole(number: float) -> int:
+    if not number.is_integer():
+        raise ValueError(number)
+    return int(number)
+
+
+def parse(args: Sequence[str], commands: Mapping[str, type], default: Any = None) -> Any:
+    """Return the command that the arguments name, with its options.
+
+    Args:
+        args: of the command line.
+        commands: dataclasses by name.
+        default: an instance of the named command that holds the defaults.
+    """
+    name, kinds = args[0], []
+    for each, command in commands.items():
+        has_default = each == name and default is not None
+        kinds.append(
+            Annotated[command, subcommand(each, default=default) if has_default else subcommand(each)]
+        )
+    message = io.StringIO()
+    try:
+        with redirect_stderr(message):
+            command, unknown = _cli(Union[tuple(kinds)], args)  # noqa: UP007
+    except SystemExit as error:
+        if not error.code:  # help
+            raise
+        words = re.findall(r"[^\s│╭╮╰╯─]+", message.getvalue().partition("\n")[2])  # without title and box
+        raise RollstreamError(" ".join(words)) from None
+    if unknown:
+        option, algorithm = unknown[0].partition("=")[0], getattr(command, "algorithm", None)
+        see = " ".join(filter(None, ["rollstream", name, algorithm, "--help"]))
+        if not option.startswith("-"):
+            raise RollstreamError(f"unexpected argument {option!r}; see {see}")
+        raise RollstreamError(f"unknown option {option}{_nearest(option, option_names(command))}; see {see}")
+    return command
+
+
+def parse_known(args: Sequence[str], command: type[C]) -> C | None:
+    """Return a command from the options it has, and ignore all others; `None` if that is impossible."""
+    with suppress(SystemExit):
+        return _cli(command, [arg for arg in args if arg not in ("-h", "--help")], console_outputs=False)[0]
+    return None
+
+
+def _cli(kind: Any, args: Sequence[str], **options: Any) -> tuple[Any, list[str]]:
+    return tyro.cli(
+        kind,
+        prog="rollstream",
+        description="Distributed reinforcement learning as dataflow.",
+        args=args,
+        config=(OmitSubcommandPrefixes,),
+        registry=_registry,
+        return_unknown_args=True,
+        **options,
+    )
+
+
+def option_names(command: Any, prefix: str = "--") -> list[str]:
+    """The options of a command, nested ones included."""
+    names: list[str] = []
+    for field in dataclasses.fields(command):
+        if field.name in _POSITIONAL:
+            continue
+        name, value = prefix + field.name.replace("_", "-"), getattr(command, field.name)
+        names += option_names(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
+    return names
 
 
 def _nearest(option: str, known: Iterable[str]) -> str:
-    """A question in brackets whether another was meant: by its name, its initials, or nearly its name."""
-    name, names = _own(option), {_own(one): one for one in known}
-    initials = {"".join(word[0] for word in one.split("-")): one for one in names if "-" in one}
-    near = [name] if name in names else [initials[name]] if name in initials else []
-    near += difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f" (did you mean {names[near[0]]}?)" if near else ""
+    """Suggest the option with the same last part, initials (`--lr`), or a similar name."""
+    name, names = (
+        _last_part(option.replace("_", "-")),
+        {_last_part(own): own for own in known},
+    )
+    initials = {"".join(word[0] for word in own.split("-")): own for own in names if "-" in own}
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    found = name if name in names else initials.get(name) or next(iter(similar), None)
+    return "" if found is None else f" (did you mean {names[found]}?)"
 
 
-def _own(option: str) -> str:
+def _last_part(option: str) -> str:
     return option.rpartition(".")[2].removeprefix("--")

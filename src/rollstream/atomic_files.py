@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and stay when the machine stops."""
+"""Files that are written whole or not at all, and survive a power failure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""How names of files and folders end that are not whole yet."""
+"""Suffix of files and directories that are still being written."""
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Have an error name what was to be written; a full disk, for one, does not."""
+def named_errors(path: Path) -> Iterator[None]:
+    """Set the filename of an `OSError`, which is missing when the disk is full, for example."""
     try:
         yield
     except OSError as error:
@@ -21,30 +21,30 @@ def writing(path: Path) -> Iterator[None]:
         raise
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file, at once; one of that name is replaced."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, then rename it; replaces an existing file."""
     partial = path.with_name(path.name + PARTIAL)
     try:
-        with writing(path):
-            written(partial, data)
+        with named_errors(path):
+            write_and_sync(partial, data)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
     os.replace(partial, path)
-    synced(path.parent)
+    sync_directory(path.parent)
 
 
-def written(path: Path, data: bytes) -> None:
-    """Write a file, to the disk."""
+def write_and_sync(path: Path, data: bytes) -> None:
+    """Write a file and flush it to disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def synced(folder: Path) -> None:
-    """Names of files are on the disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_directory(path: Path) -> None:
+    """Flush a directory to disk: only then are new file names durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,9 +1,9 @@
-"""Large states, each in a file of its own that its owner writes, while it goes on.
+"""Large actor states, each saved to its own file while the actor keeps working.
 
-An actor whose state is large offers `save_apart(path)`, which begins to write it and comes back at once;
-`saved_apart()`, which waits until that is done and gives what went wrong; and `load_apart(path)`. A file is
-safetensors with the structure in its metadata. Another beside it, written last, says how long it is and what
-its checksum is: a file without one is not whole.
+An actor with a large state implements three methods: `begin_save(path)` starts writing and returns at once,
+`finish_save()` waits for the write and returns an error message or `None`, and `load_file(path)` restores the
+state. The file is safetensors with the structure in its metadata. A second file next to it, written last,
+holds its size and checksum: without that one, the file is incomplete.
 """
 
 from __future__ import annotations
@@ -19,55 +19,56 @@ from typing import Any, NoReturn
 import numpy as np
 from safetensors import safe_open
 
-from rollstream.atomic_files import write_file
-from rollstream.state_codec import Arrays, packed, unpacked
+from rollstream.atomic_files import write_atomically
+from rollstream.state_codec import Arrays, decode_state, encode_state
 
-_PIECE = 1 << 24
-_TYPES = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
+_CHUNK = 1 << 24
+_DTYPES = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
 
 
-class Writing:
-    """A copy of this process writes a state to a file and ends; meanwhile this one goes on.
+class BackgroundSave:
+    """A forked process writes a state to a file and exits, while this process continues.
 
-    A fork sees memory as it is now, and costs what copying the page tables does. Only for processes whose
-    threads hold no locks, such as those of actors that do not use JAX.
+    The fork sees a snapshot of memory and costs only the copy of the page tables. It is safe only in
+    processes whose threads hold no locks, such as actor processes that do not use JAX.
     """
 
     def __init__(self, path: Path, state: Callable[[], Any]):
         self._path = path
         self._pid: int | None = None
-        self._reason: str | None = None
-        reading, writing = os.pipe()
-        self._told = os.fdopen(reading, "rb")
-        owner = os.getpid()
+        self._error: str | None = None
+        reader, writer = os.pipe()
+        self._pipe = os.fdopen(reader, "rb")
+        parent = os.getpid()
         try:
             self._pid = os.fork()
-        except OSError as error:  # as when memory is short
-            self._reason = f"no process could be made to write {path.name}: {error.strerror}"
+        except OSError as error:  # out of memory, for example
+            self._error = f"could not fork a process to write {path.name}: {error.strerror}"
         if self._pid == 0:
-            _write_and_end(path, state, owner, writing)
-        os.close(writing)
+            _write_and_exit(path, state, parent, writer)
+        os.close(writer)
 
     def wait(self) -> str | None:
-        """What went wrong, if anything did, once it has ended."""
-        with self._told:
-            said = self._told.read().decode()
+        """Wait for the write to end; return what went wrong, if anything."""
+        with self._pipe:
+            message = self._pipe.read().decode()
         if self._pid is None:
-            return self._reason
+            return self._error
         _, status = os.waitpid(self._pid, 0)
         if status == 0:
             return None
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"itself, with {status >> 8}"
-        return said or f"the process that wrote {self._path.name} was ended by {how}"
+        killed = os.WIFSIGNALED(status)
+        how = f"was killed by signal {os.WTERMSIG(status)}" if killed else f"exited with {status >> 8}"
+        return message or f"the process writing {self._path.name} {how}"
 
 
-def _write_and_end(path: Path, state: Callable[[], Any], owner: int, pipe: int) -> NoReturn:
-    """In the copy: signals that are for the driver pass it by, and without its owner it is of no use."""
+def _write_and_exit(path: Path, state: Callable[[], Any], parent: int, pipe: int) -> NoReturn:
+    """Run in the fork: ignore signals meant for the driver, and give up when the parent is gone."""
     status = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        write_state(path, state(), needed=lambda: os.getppid() == owner)
+        write_state(path, state(), still_needed=lambda: os.getppid() == parent)
         status = 0
     except BaseException as error:
         path.unlink(missing_ok=True)
@@ -76,75 +77,75 @@ def _write_and_end(path: Path, state: Callable[[], Any], owner: int, pipe: int) 
         os._exit(status)
 
 
-def write_state(path: Path, state: Any, needed: Callable[[], bool] = lambda: True) -> None:
-    """Write a state without making a copy of it, as long as it is needed."""
-    structure, arrays = packed(state)
-    about = write_arrays(path, arrays, {"structure": json.dumps(structure)}, needed)
-    write_file(_beside(path, "json"), json.dumps(about).encode())
+def write_state(path: Path, state: Any, still_needed: Callable[[], bool] = lambda: True) -> None:
+    """Write a state without copying its arrays; stop with an error once it is no longer needed."""
+    structure, arrays = encode_state(state)
+    checksum = write_arrays(path, arrays, {"structure": json.dumps(structure)}, still_needed)
+    write_atomically(_checksum_path(path), json.dumps(checksum).encode())
 
 
 def write_arrays(
     path: Path,
     arrays: Arrays,
     metadata: Mapping[str, str] | None = None,
-    needed: Callable[[], bool] = lambda: True,
+    still_needed: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
-    """Write arrays as safetensors, to the disk, a piece at a time: length and checksum of the file."""
+    """Write arrays as safetensors, chunk by chunk, and sync; return the file's size and checksum."""
     length, checksum = 0, hashlib.sha256()
     with path.open("wb") as file:
-        for piece in _pieces(arrays, metadata or {}):
-            if not needed():
-                raise InterruptedError(f"whoever wanted {path.name} is gone")
-            file.write(piece)
-            checksum.update(piece)
-            length += len(piece)
+        for chunk in _chunks(arrays, metadata or {}):
+            if not still_needed():
+                raise InterruptedError(f"{path.name} is no longer needed: its owner is gone")
+            file.write(chunk)
+            checksum.update(chunk)
+            length += len(chunk)
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": length, "sha256": checksum.hexdigest()}
 
 
-def summary(path: Path) -> dict[str, Any] | None:
-    """Length and checksum of a file that was written whole; `None` of one that was not, or not yet."""
+def read_checksum(path: Path) -> dict[str, Any] | None:
+    """Size and checksum of a file that was written completely; `None` for any other."""
     try:
-        return json.loads(_beside(path, "json").read_bytes())
+        return json.loads(_checksum_path(path).read_bytes())
     except FileNotFoundError:
         return None
 
 
 def read_state(path: Path) -> Any:
-    """The state that was written."""
+    """Read what `write_state` has written."""
     arrays, metadata = read_arrays(path)
-    return unpacked(json.loads(metadata["structure"]), arrays)
+    return decode_state(json.loads(metadata["structure"]), arrays)
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays of a safetensors file, and what is said of them."""
+    """Read the arrays and the metadata of a safetensors file."""
     with safe_open(path, "numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _pieces(arrays: Arrays, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """What a safetensors file consists of: the length of its header, the header, the numbers."""
+def _chunks(arrays: Arrays, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file: the length of its header, the header, the data."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, array in arrays.items():
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _type(array), "shape": list(array.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _dtype(array), "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text
     for array in arrays.values():
         if array.nbytes:
-            numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            for at in range(0, len(numbers), _PIECE):
-                yield numbers[at : at + _PIECE]
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            for start in range(0, len(data), _CHUNK):
+                yield data[start : start + _CHUNK]
 
 
-def _type(array: np.ndarray[Any, Any]) -> str:
-    kind = _TYPES[array.dtype.kind]
+def _dtype(array: np.ndarray[Any, Any]) -> str:
+    kind = _DTYPES[array.dtype.kind]
     return kind if kind == "BOOL" else f"{kind}{8 * array.itemsize}"
 
 
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(f"{path.name}.{ending}")
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")

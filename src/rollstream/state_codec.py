@@ -1,15 +1,15 @@
-"""Nested plain state as JSON and named arrays, and back, exactly.
+"""Encodes nested state as JSON and named arrays, and decodes it bit for bit; no pickle.
 
-JSON holds the structure. What it does not know is marked by an object with one key that begins with `$`:
-`{"$array": name}` stands for an array that is kept elsewhere under that name.
+JSON holds the structure. Values that JSON lacks become an object whose only key begins with `$`:
+`{"$array": name}` refers to an array that is stored separately under that name.
 
->>> structure, arrays = packed({"weights": np.ones(2), "seen": (1, 2.5)})
+>>> structure, arrays = encode_state({"params": np.ones(2), "counts": (1, 2.5)})
 >>> structure
-{'weights': {'$array': 'weights'}, 'seen': {'$tuple': [1, 2.5]}}
->>> unpacked(structure, arrays)
-{'weights': array([1., 1.]), 'seen': (1, 2.5)}
+{'params': {'$array': 'params'}, 'counts': {'$tuple': [1, 2.5]}}
+>>> decode_state(structure, arrays)
+{'params': array([1., 1.]), 'counts': (1, 2.5)}
 
-Classes that consist of plain data say so: see `plain`.
+Classes of plain data are supported once they are registered: see `serializable`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rollstream.engine import RollstreamError
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 _SAFE = 2**53
-"""Whole numbers up to here are the same for everybody who reads JSON; larger ones are written as text."""
+"""The largest integer that every JSON reader represents exactly; larger ones are stored as strings."""
 
 
 T = TypeVar("T")
 _KINDS: dict[str, type] = {}
 
 
-class NotPlain(RollstreamError):
-    """A state that holds something other than plain data."""
+class NotSerializable(RollstreamError):
+    """A state contains a value that cannot be saved."""
 
 
-def plain(kind: type[T]) -> type[T]:
-    """Declare that a dataclass, or a kind of dict, can be saved: as its fields, or its items, are.
+def serializable(kind: type[T]) -> type[T]:
+    """Register a dataclass, or a subclass of dict, whose fields or items can be saved.
 
     >>> from dataclasses import dataclass
-    >>> @plain
+    >>> @serializable
     ... @dataclass
     ... class Point:
     ...     x: float
     ...     y: float
-    >>> unpacked(*packed([Point(1.0, 2.0)]))
+    >>> decode_state(*encode_state([Point(1.0, 2.0)]))
     [Point(x=1.0, y=2.0)]
     """
     _KINDS[_name(kind)] = kind
@@ -57,44 +57,46 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def packed(state: Any) -> tuple[Any, Arrays]:
-    """The structure, fit for JSON, and the arrays in it by name."""
+def encode_state(state: Any) -> tuple[Any, Arrays]:
+    """Return the JSON structure of a state and its arrays by name."""
     arrays: Arrays = {}
-    return _packed(state, "", arrays), arrays
+    return _encode(state, "", arrays), arrays
 
 
-def unpacked(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """The state that was packed."""
+def decode_state(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """Rebuild a state from its structure and arrays."""
     if isinstance(structure, list):
-        return [unpacked(part, arrays) for part in structure]
+        return [decode_state(part, arrays) for part in structure]
     if not isinstance(structure, dict):
         return structure
     kind = next(iter(structure), "")
     if not kind.startswith("$"):
-        return {key: unpacked(part, arrays) for key, part in structure.items()}
+        return {key: decode_state(part, arrays) for key, part in structure.items()}
     value = structure[kind]
     match kind:
         case "$array":
-            return _array(structure, arrays)
+            return _load_array(structure, arrays)
         case "$scalar":
-            return _array(structure, arrays)[()]
+            return _load_array(structure, arrays)[()]
         case "$tuple":
-            return tuple(unpacked(part, arrays) for part in value)
+            return tuple(decode_state(part, arrays) for part in value)
         case "$dict":
-            return {unpacked(key, arrays): unpacked(part, arrays) for key, part in value}
+            return {decode_state(key, arrays): decode_state(part, arrays) for key, part in value}
         case "$instance":
             if value not in _KINDS:
-                raise NotPlain(f"a saved state has a {value} in it: import what declares it first")
-            parts = unpacked(structure["parts"], arrays)
+                raise NotSerializable(
+                    f"a saved state contains a {value}: import the module that defines it first"
+                )
+            parts = decode_state(structure["parts"], arrays)
             return _KINDS[value](**parts) if is_dataclass(_KINDS[value]) else _KINDS[value](parts)
         case "$int":
             return int(value)
         case "$float":
             return float(value)
-    raise NotPlain(f"a saved state has {kind!r} in it, which this version does not know; use a newer one")
+    raise NotSerializable(f"a saved state contains {kind!r}, unknown to this version; use a newer one")
 
 
-def _packed(value: Any, path: str, arrays: Arrays) -> Any:
+def _encode(value: Any, path: str, arrays: Arrays) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -102,44 +104,44 @@ def _packed(value: Any, path: str, arrays: Arrays) -> Any:
         return value if -_SAFE <= value <= _SAFE else {"$int": str(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, np.ndarray) or _is_of_jax(value):
-        return _stored("$array", np.asarray(value), path, arrays)
+    if isinstance(value, np.ndarray) or _is_jax_array(value):
+        return _store("$array", np.asarray(value), path, arrays)
     if isinstance(value, np.generic):
-        return _stored("$scalar", np.asarray(value), path, arrays)
+        return _store("$scalar", np.asarray(value), path, arrays)
     if kind is list or kind is tuple:
-        parts = [_packed(part, f"{path}/{index}", arrays) for index, part in enumerate(value)]
+        parts = [_encode(part, f"{path}/{index}", arrays) for index, part in enumerate(value)]
         return parts if kind is list else {"$tuple": parts}
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _packed(part, f"{path}/{key}", arrays) for key, part in value.items()}
+        return {key: _encode(part, f"{path}/{key}", arrays) for key, part in value.items()}
     if kind in _KINDS.values():
         parts = (
-            {own.name: getattr(value, own.name) for own in fields(kind)}
+            {field.name: getattr(value, field.name) for field in fields(kind)}
             if is_dataclass(kind)
             else dict(value)
         )
-        return {"$instance": _name(kind), "parts": _packed(parts, path, arrays)}
+        return {"$instance": _name(kind), "parts": _encode(parts, path, arrays)}
     if kind is dict:
         items = [
-            [_packed(key, f"{path}/key {index}", arrays), _packed(part, f"{path}/{key}", arrays)]
+            [_encode(key, f"{path}/key {index}", arrays), _encode(part, f"{path}/{key}", arrays)]
             for index, (key, part) in enumerate(value.items())
         ]
         return {"$dict": items}
     where, what = path.lstrip("/") or "the state", f"{kind.__module__}.{kind.__qualname__}"
-    raise NotPlain(
+    raise NotSerializable(
         f"{where} is a {what}, which cannot be saved; "
-        f"give dicts, lists, tuples, numbers, strings, None and arrays of numbers"
+        f"use dicts, lists, tuples, numbers, strings, None and numeric arrays"
     )
 
 
-def _is_of_jax(value: Any) -> bool:
-    """Whether it is an array of JAX, which it is not where that was never imported."""
+def _is_jax_array(value: Any) -> bool:
+    """Check without importing JAX."""
     return "jax" in sys.modules and isinstance(value, sys.modules["jax"].Array)
 
 
-def _stored(mark: str, array: np.ndarray[Any, Any], path: str, arrays: Arrays) -> dict[str, Any]:
+def _store(mark: str, array: np.ndarray[Any, Any], path: str, arrays: Arrays) -> dict[str, Any]:
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise NotPlain(
-            f"{path.lstrip('/')} is an array of {array.dtype}, which cannot be saved; give arrays of numbers"
+        raise NotSerializable(
+            f"{path.lstrip('/')} is an array of {array.dtype}, which cannot be saved; use numeric arrays"
         )
     name = base = path.strip("/") or "state"
     number = 1
@@ -149,16 +151,18 @@ def _stored(mark: str, array: np.ndarray[Any, Any], path: str, arrays: Arrays) -
     if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8 and array.dtype.isnative:
         arrays[name] = np.asarray(array, order="C")
         return {mark: name}
-    arrays[name] = np.frombuffer(array.tobytes(), np.uint8)  # of a type that safetensors does not know
-    return {mark: name, "dtype": _described(array.dtype), "shape": list(array.shape)}
+    arrays[name] = np.frombuffer(array.tobytes(), np.uint8)  # a dtype that safetensors lacks
+    return {mark: name, "dtype": _dtype_name(array.dtype), "shape": list(array.shape)}
 
 
-def _described(dtype: np.dtype[Any]) -> str:
-    """`<c8`, or the name of a type that numpy itself does not know, as `bfloat16`."""
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """`<c8`, or the name of an extension dtype such as `bfloat16`."""
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
-def _array(structure: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _load_array(
+    structure: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> np.ndarray[Any, Any]:
     array = arrays[next(iter(structure.values()))]
     if "dtype" not in structure:
         return array

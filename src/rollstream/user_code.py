@@ -1,4 +1,4 @@
-"""What people write in files of their own, named as `my_file.py:Name`."""
+"""User code: algorithms and environments in files, named as `my_file.py:Name`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollstream.engine import RollstreamError
 
 
 def file_and_name(text: str) -> tuple[Path, str] | None:
-    """The two parts of `my_file.py:Name`; the name is empty where there is only a file.
+    """Split `my_file.py:Name`; the name is empty if there is only a file, and other texts return `None`.
 
     >>> file_and_name("my_file.py:Mine"), file_and_name("my_file.py"), file_and_name("my_module:Mine-v0")
     ((PosixPath('my_file.py'), 'Mine'), (PosixPath('my_file.py'), ''), None)
@@ -25,34 +25,36 @@ def file_and_name(text: str) -> tuple[Path, str] | None:
 
 
 def load_from_file(
-    file: Path, name: str, kind: str, fits: Callable[[Any], bool], error: type[RollstreamError]
+    file: Path, name: str, kind: str, matches: Callable[[Any], bool], error: type[RollstreamError]
 ) -> Any:
-    """The value of a name in a file.
+    """Import a file and return one of its attributes.
 
     Args:
-        file: which is imported once; what is in it travels to workers by value.
-        name: of the value.
-        kind: what it should be, for people.
-        fits: whether a value is of that kind.
-        error: what to raise where there is none.
+        file: imported once; its contents are pickled by value when they are sent to workers.
+        name: of the attribute.
+        kind: what the attribute should be, for error messages.
+        matches: whether a value is of that kind.
+        error: raised if there is no such attribute.
     """
     if not file.is_file():
-        raise error(f"there is no file {file}, which {file}:{name or 'Name'} should be in")
-    module = _imported(file.resolve(), error)
+        raise error(f"{file}:{name or 'Name'} cannot be loaded: there is no file {file}")
+    module = _import_file(file.resolve(), error)
     value = getattr(module, name, None) if name else None
-    if fits(value):
+    if matches(value):
         return value
-    own = [f"{file}:{name}" for name, value in vars(module).items() if fits(value) and _is_of(module, value)]
-    missing = f"has no {kind} {name!r}" if name else f"is a file; say which {kind} in it is meant"
-    raise error(f"{file} {missing}: " + (f"it has {', '.join(sorted(own))}" if own else "it has none"))
+    found = [
+        f"{file}:{name}" for name, value in vars(module).items() if matches(value) and _defines(module, value)
+    ]
+    missing = f"has no {kind} {name!r}" if name else f"is a file; name the {kind} in it"
+    raise error(f"{file} {missing}: " + (f"it has {', '.join(sorted(found))}" if found else "it has none"))
 
 
-def _is_of(module: ModuleType, value: Any) -> bool:
-    """Whether a module has a value of its own, and did not import it."""
+def _defines(module: ModuleType, value: Any) -> bool:
+    """Whether a module defines a value, rather than importing it."""
     return not isinstance(value, (type, FunctionType)) or value.__module__ == module.__name__
 
 
-def _imported(file: Path, error: type[RollstreamError]) -> ModuleType:
+def _import_file(file: Path, error: type[RollstreamError]) -> ModuleType:
     import cloudpickle
 
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
@@ -64,7 +66,7 @@ def _imported(file: Path, error: type[RollstreamError]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # so that it finds its neighbours
+        sys.path.append(str(file.parent))  # for imports of modules next to it
     try:
         spec.loader.exec_module(module)
     except BaseException as raised:

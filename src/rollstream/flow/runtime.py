@@ -172,7 +172,7 @@ class Flow:
 
     # State -------------------------------------------------------------------------------------
 
-    def state_dict(self, apart: Path | None = None) -> dict[str, Any]:
+    def state_dict(self, folder: Path | None = None) -> dict[str, Any]:
         """Everything needed to go on later: nodes, shards and actors, as plain data that is nobody else's."""
         self._require_between_items("saved")
         if self.closed and not self.over:
@@ -186,7 +186,7 @@ class Flow:
             for gather in self._gathers()
         }
         here = self.engine is not None and self.engine.local_processes
-        folder = apart.absolute() if apart is not None and here else None  # actors may work elsewhere
+        folder = folder.absolute() if folder is not None and here else None  # actors may work elsewhere
         actors = self._ask_all(self.directory.values(), shard.actor_state, folder)
         states = {name: own for name, own in zip(self.directory, actors, strict=True) if own is not None}
         operators = self._operators()
@@ -199,11 +199,11 @@ class Flow:
         }
         return copy.deepcopy(whole)  # the flow goes on, and may change what it holds
 
-    def saved_apart(self) -> list[str]:
-        """Wait for what actors write apart; what went wrong."""
-        return [reason for reason in self._ask_all(self.directory.values(), shard.saved_apart) if reason]
+    def finish_save(self) -> list[str]:
+        """Wait until actors have written their files; return what went wrong."""
+        return [reason for reason in self._ask_all(self.directory.values(), shard.finish_save) if reason]
 
-    def load_state_dict(self, state: Mapping[str, Any], apart: Path | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
         """Stand where a saved flow stood. Only for a flow that has not begun."""
         self._require_between_items("loaded")
         if self.started:
@@ -211,21 +211,21 @@ class Flow:
                 "a state can only be loaded into a fresh flow; build the plan again and load it there"
             )
         try:
-            self._load(copy.deepcopy(state), apart)
+            self._load(copy.deepcopy(state), folder)
         except BaseException as error:
             self.close()
             if isinstance(error, (KeyError, TypeError, AttributeError, ValueError)):
                 raise StateError(f"this is not a flow's state, or it is damaged: {error!r}") from error
             raise
 
-    def _load(self, state: Mapping[str, Any], apart: Path | None) -> None:
+    def _load(self, state: Mapping[str, Any], folder: Path | None) -> None:
         if state["format"] != _FORMAT:
             raise StateError(f"this state has format {state['format']!r}, not {_FORMAT}")
         _require_same("operators", state["operators"], self._operators())
         _require_same("actors", state["actors"], [name for name in state["actors"] if name in self.directory])
         here = self.engine is None or not self.engine.local_processes
         futures = [
-            self.directory[name].ask(shard.load_actor_state, shard.found(own, apart, here))
+            self.directory[name].ask(shard.load_actor_state, shard.found(own, folder, here))
             for name, own in state["actors"].items()
         ]
         for node in self.nodes:

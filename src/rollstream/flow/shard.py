@@ -231,47 +231,47 @@ def load_shard_state(cell: ActorSlot, key: str, state: Mapping[str, Any]) -> Non
     cell.context.local[key].load_state_dict(state)
 
 
-def actor_state(cell: ActorSlot, apart: Path | None) -> Any:
+def actor_state(cell: ActorSlot, folder: Path | None) -> Any:
     """The state of an actor that offers one; or which file in a folder it is going to be in."""
-    if apart is not None and hasattr(cell.instance, "save_apart"):
+    if folder is not None and hasattr(cell.instance, "begin_save"):
         name = f"actor-{quote(cell.context.name, safe='[]')}.safetensors"
-        cell.instance.save_apart(apart / name)
-        return {_APART: name}
+        cell.instance.begin_save(folder / name)
+        return {_FILE: name}
     return cell.instance.state_dict() if hasattr(cell.instance, "state_dict") else None
 
 
-def saved_apart(cell: ActorSlot) -> str | None:
+def finish_save(cell: ActorSlot) -> str | None:
     """Wait until an actor has written its state; what went wrong, if anything did."""
-    return cell.instance.saved_apart() if hasattr(cell.instance, "saved_apart") else None
+    return cell.instance.finish_save() if hasattr(cell.instance, "finish_save") else None
 
 
-def files_apart(state: Mapping[str, Any]) -> list[str]:
+def external_files(state: Mapping[str, Any]) -> list[str]:
     """The files that belong to a flow's state."""
     own = [each for each in state["actors"].values() if isinstance(each, Mapping)]
-    return [each[_APART] for each in own if _APART in each]
+    return [each[_FILE] for each in own if _FILE in each]
 
 
 def found(state: Any, folder: Path | None, here: bool) -> Any:
     """An actor's state; of one in a file its path, or what is in it, if it is to be read here."""
-    if not isinstance(state, Mapping) or _APART not in state:
+    if not isinstance(state, Mapping) or _FILE not in state:
         return state
     if folder is None:
-        raise StateError(f"this state goes with the file {state[_APART]}: say in which folder that is")
-    path = folder / state[_APART]
+        raise StateError(f"this state goes with the file {state[_FILE]}: say in which folder that is")
+    path = folder / state[_FILE]
     if not here:
-        return {_APART: str(path.absolute())}
+        return {_FILE: str(path.absolute())}
     from rollstream.background_save import read_state  # which takes more than the standard library
 
     return read_state(path)
 
 
-_APART: Final = "$apart"
+_FILE: Final = "$file"
 
 
 def load_actor_state(cell: ActorSlot, state: Any) -> None:
     """Give an actor its state."""
-    if isinstance(state, Mapping) and _APART in state:
-        cell.instance.load_apart(Path(state[_APART]))
+    if isinstance(state, Mapping) and _FILE in state:
+        cell.instance.load_file(Path(state[_FILE]))
         return
     if not hasattr(cell.instance, "load_state_dict"):
         raise StateError(f"{cell.context.name} has a saved state, and no method load_state_dict to take it")

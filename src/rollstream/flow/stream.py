@@ -306,25 +306,25 @@ class Iter(_Stream, Generic[T_co]):
         self._tracer = Tracer(path)
         return self
 
-    def state_dict(self, apart: Path | None = None) -> dict[str, Any]:
+    def state_dict(self, folder: Path | None = None) -> dict[str, Any]:
         """The state of the whole flow, between two items.
 
         Operators, items in flight, and every actor that offers `state_dict`. Plain data, as far as the
         items and the states they offer are.
 
         Args:
-            apart: a folder. Actors with large states, in processes of their own on this machine, write them
-                to files there while the flow goes on; wait for that with `saved_apart`.
+            folder: where actors with large states, in other processes on this machine, write them to files
+                while the flow continues; wait for them with `finish_save`.
         """
-        return self._begin().state_dict(apart)
+        return self._begin().state_dict(folder)
 
-    def saved_apart(self) -> list[str]:
-        """Wait until actors have written what `state_dict` had them write; what went wrong there."""
-        return self._begin().saved_apart()
+    def finish_save(self) -> list[str]:
+        """Wait until actors have written their files; return what went wrong."""
+        return self._begin().finish_save()
 
-    def load_state_dict(self, state: dict[str, Any], apart: Path | None = None) -> None:
-        """Let a freshly built flow go on where a saved one stood; `apart` has what was written apart."""
-        self._begin().load_state_dict(state, apart)
+    def load_state_dict(self, state: dict[str, Any], folder: Path | None = None) -> None:
+        """Restore a freshly built flow; `folder` is that of `state_dict`."""
+        self._begin().load_state_dict(state, folder)
 
     def _begin(self) -> Flow:
         if self._consumer is not _ITERATION:

@@ -13,7 +13,7 @@ from rollstream.replay.steps import nested
 from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.windowing import Cut
 from rollstream.replay.writer import Writer
-from rollstream.state_codec import plain
+from rollstream.state_codec import serializable
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ class Chunk:
     """Environment steps there have been in all, with these."""
 
 
-@plain
+@serializable
 @dataclass(frozen=True)
 class Samples:
     """Items to learn from, and what they are known by where they are remembered."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollstream.background_save import Writing, read_state
+from rollstream.background_save import BackgroundSave, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.replay.buffer import Buffer, Chunk, Samples
 from rollstream.replay.errors import InsertRefused, ReplayError
@@ -37,7 +37,7 @@ class ReplayShard:
         self._again = context.restarts > 0
         self._life = secrets.randbits(48)
         """Tells what was sampled here from what was before a restart; saved with what is remembered."""
-        self._writing: Writing | None = None
+        self._writing: BackgroundSave | None = None
         self._waiting: deque[tuple[str, Deferred[Samples]]] = deque()
         self._blocked: deque[tuple[str, Deferred[int] | None, Chunk]] = deque()
         """What waits to be stored, in order; nobody waits for one that was given up."""
@@ -135,17 +135,19 @@ class ReplayShard:
         table = self.buffer.table
         return f"{table.size} items, {table.limiter.counts()}, by {table.limiter!r}"
 
-    def save_apart(self, path: Path) -> None:
+    def begin_save(self, path: Path) -> None:
         """Begin to write all that is remembered to a file; nobody waits for that."""
-        self.saved_apart()
-        self._writing = Writing(path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)})
+        self.finish_save()
+        self._writing = BackgroundSave(
+            path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)}
+        )
 
-    def saved_apart(self) -> str | None:
+    def finish_save(self) -> str | None:
         """Wait until it is written; what went wrong, if anything did."""
         writing, self._writing = self._writing, None
         return writing.wait() if writing is not None else None
 
-    def load_apart(self, path: Path) -> None:
+    def load_file(self, path: Path) -> None:
         """Go on from a file."""
         self.load_state_dict(read_state(path))
 

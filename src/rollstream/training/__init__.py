@@ -1,4 +1,4 @@
-"""Training from one call: runs with a folder, checkpoints, evaluation and a display."""
+"""Training runs: run folder, checkpoints, evaluation and display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Run", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """JAX is imported when somebody trains, not before."""
+    """Import JAX only when training is used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rollstream.training import run

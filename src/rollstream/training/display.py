@@ -1,4 +1,4 @@
-"""A training, shown while it runs: a live picture on a terminal, a line now and then elsewhere."""
+"""Displays: a live view on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,219 +13,226 @@ from rich.text import Text
 
 from rollstream.flow import Statistics
 from rollstream.flow.statistics import NodeStatistics
-from rollstream.training.progress import Display, RunAbout
-from rollstream.training.progress_tracker import ProgressTracker, duration, headline, named, sparkline
+from rollstream.training.progress import Display, RunInfo
+from rollstream.training.progress_tracker import (
+    ProgressTracker,
+    duration,
+    format_metrics,
+    headline,
+    sparkline,
+)
 
 if TYPE_CHECKING:
     from rollstream.rl.operators import Report
     from rollstream.training.run import Run
 
 _REFRESH = 4
-"""Pictures a second."""
-_EVERY = 5.0
-"""Seconds from one line to the next, where there is no terminal."""
-_NODES = 12
-"""Nodes of a flow that are shown, at most: the busiest."""
-_CURVE, _LABEL = 32, 12
-"""Characters of the curve of returns, and of a label with the space after it."""
+"""Refreshes of the live view per second."""
+_LINE_SECONDS = 5.0
+"""Seconds between two lines, without a terminal."""
+_MAX_NODES = 12
+"""Flow nodes shown at most: the busiest."""
+_SPARKLINE, _LABEL = 32, 12
+"""Width in characters of the sparkline of returns, and of labels."""
 _WIDE = 84
-"""Columns from which on there is room to say where a node runs, and how much it gave."""
+"""Width in characters from which on the columns `where` and `items` are shown."""
 _ACCENT = "deep_pink2"
 
 
 def display_for(stream: TextIO) -> Display:
-    """A live picture if the stream is a terminal, else lines."""
+    """Return a live display for a terminal, else one that writes lines."""
     console = Console(file=stream)
-    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else Lines(stream)
+    return (
+        LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay(stream)
+    )
 
 
 # Lines -------------------------------------------------------------------------------------------
 
 
-class Lines:
-    """One line every few seconds, and one for the last report."""
+class LineDisplay:
+    """Writes a line every few seconds, and one for the last report."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.perf_counter, every: float = _EVERY):
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = time.perf_counter, every: float = _LINE_SECONDS
+    ):
         self._stream = stream
         self._clock = clock
         self._every = every
-        self._course: ProgressTracker | None = None
-        self._written: float | None = None
-        self._waits = False
+        self._tracker: ProgressTracker | None = None
+        self._last_line: float | None = None
+        self._pending = False
 
-    def start(self, about: RunAbout) -> None:
-        """Say what is trained."""
-        self._course, self._began = ProgressTracker(about), self._clock()
-        goes_on = f", from step {about.done:,} on" if about.done else ""
-        self._write(f"{headline(about)} · {about.steps:,} steps{goes_on}")
+    def start(self, info: RunInfo) -> None:
+        """Write what is trained."""
+        self._tracker, self._start_time = ProgressTracker(info), self._clock()
+        resumed = f", resumed at step {info.start_step:,}" if info.start_step else ""
+        self._write(f"{headline(info)} · {info.steps:,} steps{resumed}")
 
     def report(self, report: Report, statistics: Statistics) -> None:
-        """A line, unless there has just been one."""
-        course, now = self._started(), self._clock()
-        course.add(report, statistics, now)
-        self._show(course, now)
+        """Write a line, unless the last one is recent."""
+        tracker, now = self._started(), self._clock()
+        tracker.add(report, statistics, now)
+        self._show(tracker, now)
 
-    def beat(self, steps: int, statistics: Statistics) -> None:
-        """As a report."""
-        course, now = self._started(), self._clock()
-        course.beat(steps, statistics, now)
-        self._show(course, now)
+    def heartbeat(self, steps: int, statistics: Statistics) -> None:
+        """Write a line, unless the last one is recent."""
+        tracker, now = self._started(), self._clock()
+        tracker.heartbeat(steps, statistics, now)
+        self._show(tracker, now)
 
-    def _show(self, course: ProgressTracker, now: float) -> None:
-        self._waits = self._written is not None and now - self._written < self._every
-        if not self._waits:
-            self._written = now
-            self._write(_line(course, now))
+    def _show(self, tracker: ProgressTracker, now: float) -> None:
+        self._pending = self._last_line is not None and now - self._last_line < self._every
+        if not self._pending:
+            self._last_line = now
+            self._write(_line(tracker, now))
 
     def note(self, text: str) -> None:
-        """The text."""
+        """Write the text."""
         self._write(text)
 
     def finish(self, run: Run | None) -> None:
-        """The last report, if it has not been shown, where the time went, and where things are."""
-        course, now = self._course, self._clock()
-        if course is None:
+        """Write the last report, unless it is there already, and a summary."""
+        tracker, now = self._tracker, self._clock()
+        if tracker is None:
             return
-        if self._waits:
-            self._write(_line(course, now))
+        if self._pending:
+            self._write(_line(tracker, now))
         if run is not None:
-            self._write(_summary(course, now - self._began))
+            self._write(_summary(tracker, now - self._start_time))
 
     def _started(self) -> ProgressTracker:
-        assert self._course is not None, "a display is started before it is given reports"
-        return self._course
+        assert self._tracker is not None, "call start first"
+        return self._tracker
 
     def _write(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
 
-def _line(course: ProgressTracker, now: float) -> str:
-    parts = [f"{course.steps:>11,} steps {course.part:4.0%}"]
-    if "rollout/ep_rew_mean" in course.report:
-        parts.append(f"return {course.report['rollout/ep_rew_mean']:,.1f}")
-        parts.append(f"length {course.report['rollout/ep_len_mean']:,.1f}")
-    if "eval/mean_reward" in course.report:
-        parts.append(f"evaluation {course.report['eval/mean_reward']:,.1f}")
+def _line(tracker: ProgressTracker, now: float) -> str:
+    parts = [f"{tracker.steps:>11,} steps {tracker.fraction:4.0%}"]
+    if "rollout/ep_rew_mean" in tracker.report:
+        parts.append(f"return {tracker.report['rollout/ep_rew_mean']:,.1f}")
+        parts.append(f"length {tracker.report['rollout/ep_len_mean']:,.1f}")
+    if "eval/mean_reward" in tracker.report:
+        parts.append(f"evaluation {tracker.report['eval/mean_reward']:,.1f}")
     for name in ("loss", "actor_loss", "critic_loss"):
-        if f"train/{name}" in course.report:
-            parts.append(f"{name.replace('_', ' ')} {course.report[f'train/{name}']:.3g}")
-    if course.rate is not None:
-        parts.append(f"{course.rate:,.0f} steps/s")
-        if course.part < 1:
-            parts.append(f"{duration(course.left(now))} left")
+        if f"train/{name}" in tracker.report:
+            parts.append(f"{name.replace('_', ' ')} {tracker.report[f'train/{name}']:.3g}")
+    if tracker.steps_per_second is not None:
+        parts.append(f"{tracker.steps_per_second:,.0f} steps/s")
+        if tracker.fraction < 1:
+            parts.append(f"{duration(tracker.seconds_left(now))} left")
     return "  ".join(parts)
 
 
-def _summary(course: ProgressTracker, seconds: float) -> str:
-    """What remains to be said at the end."""
-    text, statistics = f"{course.steps - course.about.done:,} steps in {duration(seconds)}", course.statistics
+def _summary(tracker: ProgressTracker, seconds: float) -> str:
+    """Steps, duration, bottleneck and folder."""
+    text, statistics = (
+        f"{tracker.steps - tracker.info.start_step:,} steps in {duration(seconds)}",
+        tracker.statistics,
+    )
     if statistics is not None and (bottleneck := statistics.bottleneck) is not None:
         share = statistics.share(statistics[bottleneck])
         text += f"; the bottleneck was {bottleneck}, busy {share:.0%} of the time"
-    return text if course.about.path is None else f"{text}\nSaved in {course.about.path}"
+    return text if tracker.info.path is None else f"{text}\nSaved in {tracker.info.path}"
 
 
 # On a terminal -----------------------------------------------------------------------------------
 
 
 class LiveDisplay:
-    """A picture that is drawn anew a few times a second, by a thread of its own.
-
-    A report is only taken in here, and so costs next to nothing however often it comes.
-    """
+    """A view that a thread redraws a few times per second; reports are only stored, which costs little."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter):
         self._console = console
         self._clock = clock
-        self._course: ProgressTracker | None = None
+        self._tracker: ProgressTracker | None = None
         self._live: Live | None = None
 
-    def start(self, about: RunAbout) -> None:
-        """Begin to draw."""
-        self._course, self._began = ProgressTracker(about), self._clock()
+    def start(self, info: RunInfo) -> None:
+        """Start drawing."""
+        self._tracker, self._start_time = ProgressTracker(info), self._clock()
         self._live = Live(
-            get_renderable=self.picture,
+            get_renderable=self.render,
             console=self._console,
             refresh_per_second=_REFRESH,
-            redirect_stdout=sys.stdout.isatty(),  # else what is printed would end up here
+            redirect_stdout=sys.stdout.isatty(),  # else redirected output would end up here
             redirect_stderr=sys.stderr.isatty(),
         )
         self._live.start()
 
     def report(self, report: Report, statistics: Statistics) -> None:
-        """Have it in the next picture."""
-        assert self._course is not None, "a display is started before it is given reports"
-        self._course.add(report, statistics, self._clock())
+        """Show the report on the next refresh."""
+        assert self._tracker is not None, "call start first"
+        self._tracker.add(report, statistics, self._clock())
 
-    def beat(self, steps: int, statistics: Statistics) -> None:
-        """Likewise."""
-        assert self._course is not None, "a display is started before it is given reports"
-        self._course.beat(steps, statistics, self._clock())
+    def heartbeat(self, steps: int, statistics: Statistics) -> None:
+        """Show the steps on the next refresh."""
+        assert self._tracker is not None, "call start first"
+        self._tracker.heartbeat(steps, statistics, self._clock())
 
     def note(self, text: str) -> None:
-        """The text, above the picture."""
+        """Print the text above the view."""
         self._console.print(Text(text, style="yellow"))
 
     def finish(self, run: Run | None) -> None:
-        """Draw it a last time, and leave it there."""
+        """Draw a last time and leave the view on the terminal."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
-            if run is not None and self._course is not None:
-                self._console.print(Text(_summary(self._course, self._clock() - self._began)))
+            if run is not None and self._tracker is not None:
+                self._console.print(Text(_summary(self._tracker, self._clock() - self._start_time)))
 
-    def picture(self) -> Text:
-        """The training as it is now.
-
-        Laid out here: rich's tables take 7 ms for the same picture, and this takes 2.
-        """
-        course, (width, height) = self._course, self._console.size
-        if course is None:
+    def render(self) -> Text:
+        """The current view. Laid out by hand in 2 ms; rich's tables take 7."""
+        tracker, (width, height) = self._tracker, self._console.size
+        if tracker is None:
             return Text()
-        lines = [_header(course), _bar(course, self._clock(), width), Text(), *_numbers(course)]
-        if course.statistics is not None and course.statistics.nodes:
-            events = [Text(str(event), style="yellow") for event in course.statistics.events[-3:]]
-            room = height - len(lines) - len(events) - 3  # the titles of a table, and a line around it
-            lines += [Text(), *_nodes(course.statistics, width, room), *events] if room > 0 else events
+        lines = [_header(tracker), _bar(tracker, self._clock(), width), Text(), *_metrics(tracker)]
+        if tracker.statistics is not None and tracker.statistics.nodes:
+            events = [Text(str(event), style="yellow") for event in tracker.statistics.events[-3:]]
+            room = height - len(lines) - len(events) - 3  # the table's header and blank lines
+            lines += [Text(), *_nodes(tracker.statistics, width, room), *events] if room > 0 else events
         lines = lines[: height - 1]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Text("\n", no_wrap=True).join(lines)
 
 
-def _header(course: ProgressTracker) -> Text:
-    path = course.about.path
-    text = Text(headline(course.about), style="bold")
+def _header(tracker: ProgressTracker) -> Text:
+    path = tracker.info.path
+    text = Text(headline(tracker.info), style="bold")
     return Text.assemble(text, (f" → {path}" if path is not None else "", "dim"))
 
 
-def _bar(course: ProgressTracker, now: float, width: int) -> Text:
-    left = course.left(now)
-    rest = "done" if course.part >= 1 else f"{duration(left)} left" if left is not None else ""
-    told = f"  {course.part:4.0%}  {rest:<12}"
-    room = max(0, width - len(told))
-    full = int(room * course.part)
-    colour = "green" if course.part >= 1 else _ACCENT
-    return Text.assemble(("━" * full, colour), ("━" * (room - full), "grey30"), told)
+def _bar(tracker: ProgressTracker, now: float, width: int) -> Text:
+    left = tracker.seconds_left(now)
+    rest = "done" if tracker.fraction >= 1 else f"{duration(left)} left" if left is not None else ""
+    label = f"  {tracker.fraction:4.0%}  {rest:<12}"
+    room = max(0, width - len(label))
+    full = int(room * tracker.fraction)
+    colour = "green" if tracker.fraction >= 1 else _ACCENT
+    return Text.assemble(("━" * full, colour), ("━" * (room - full), "grey30"), label)
 
 
-def _numbers(course: ProgressTracker) -> list[Text]:
-    rate = "" if course.rate is None else f"{course.rate:,.0f}/s"
-    lines = [_labelled("steps", f"{course.steps:,} of {course.about.steps:,}", (rate, "dim"))]
-    report = course.report
+def _metrics(tracker: ProgressTracker) -> list[Text]:
+    rate = "" if tracker.steps_per_second is None else f"{tracker.steps_per_second:,.0f}/s"
+    lines = [_labelled("steps", f"{tracker.steps:,} of {tracker.info.steps:,}", (rate, "dim"))]
+    report = tracker.report
     if "rollout/ep_rew_mean" in report:
         value = (f"{report['rollout/ep_rew_mean']:,.1f}", "bold")
-        lines.append(_labelled("return", value, (sparkline(course.returns, _CURVE), _ACCENT)))
+        lines.append(_labelled("return", value, (sparkline(tracker.returns, _SPARKLINE), _ACCENT)))
         episodes = (f"{report.get('rollout/episodes', 0):,.0f} episodes", "dim")
         lines.append(_labelled("length", f"{report['rollout/ep_len_mean']:,.1f}", episodes))
     else:
         lines.append(_labelled("return", ("no episode has ended yet" if report else "compiling", "dim")))
-    if course.evaluated is not None:
-        lines.append(_labelled("evaluation", (f"{course.evaluated:,.1f}", "bold green")))
-    if losses := course.losses():
-        lines.append(_labelled("losses", named(losses)))
-    if update := course.update():
-        lines.append(_labelled("update", named(update)))
+    if tracker.evaluation is not None:
+        lines.append(_labelled("evaluation", (f"{tracker.evaluation:,.1f}", "bold green")))
+    if losses := tracker.losses():
+        lines.append(_labelled("losses", format_metrics(losses)))
+    if update := tracker.update():
+        lines.append(_labelled("update", format_metrics(update)))
     return lines
 
 
@@ -237,25 +244,25 @@ def _labelled(label: str, *parts: str | tuple[str, str]) -> Text:
 
 
 def _nodes(statistics: Statistics, width: int, room: int) -> list[Text]:
-    """Where the time goes: a line for each node, in the order of the flow."""
-    nodes, wide = _busiest(statistics.nodes, min(room, _NODES)), width >= _WIDE
+    """A table of where the time goes: one row per node, in the order of the flow."""
+    nodes, wide = _busiest(statistics.nodes, min(room, _MAX_NODES)), width >= _WIDE
     bar = 16 if wide else 8
     name = max(len(node.name) for node in nodes)
     place = max(len(node.place) for node in nodes)
     title = f"{'node':<{name}}  " + (f"{'where':<{place}}  " if wide else "")
-    title += f"{'busy':<{bar + 6}}  {'waited for':>10}  " + (f"{'items':>9}" if wide else "")
+    title += f"{'busy':<{bar + 6}}  {'waiting':>10}  " + (f"{'items':>9}" if wide else "")
     lines = [Text(title, style="dim")]
     for node in nodes:
-        share, worst = statistics.share(node), node.name == statistics.bottleneck
+        share, is_bottleneck = statistics.share(node), node.name == statistics.bottleneck
         waited = node.waiting / statistics.elapsed if statistics.elapsed else 0.0
         lines.append(
             Text.assemble(
-                (f"{node.name:<{name}}  ", "bold" if worst else ""),
+                (f"{node.name:<{name}}  ", "bold" if is_bottleneck else ""),
                 (f"{node.place:<{place}}  " if wide else "", "dim"),
-                (f"{_blocks(share, bar):<{bar}}", _ACCENT if worst else "blue"),
+                (f"{_blocks(share, bar):<{bar}}", _ACCENT if is_bottleneck else "blue"),
                 f" {share:>5.0%}  {f'{waited:.0%}' if node.waiting else '':>10}  ",
                 f"{node.items:>9,}  " if wide else "",
-                ("bottleneck" if worst else "", _ACCENT),
+                ("bottleneck" if is_bottleneck else "", _ACCENT),
             )
         )
     return lines
@@ -269,6 +276,6 @@ def _busiest(nodes: tuple[NodeStatistics, ...], most: int) -> list[NodeStatistic
 
 
 def _blocks(share: float, width: int) -> str:
-    """A bar, in eighths of a character."""
+    """A bar with a resolution of an eighth of a character."""
     full, rest = divmod(round(min(1.0, share) * width * 8), 8)
     return "█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")

@@ -1,4 +1,4 @@
-"""How good a policy is: whole episodes in environments of its own, with the likeliest actions."""
+"""Evaluation: complete episodes with deterministic actions, in separate environments."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ import numpy as np
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.operators import Report, is_beat
+from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import forgotten
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.inference import likeliest, placed
+from rollstream.training.inference import deterministic_step, to_actor_device
 
-_WIDTH = 16
-"""Environments side by side, at most."""
-_LONGEST = 100_000
-"""Steps of an episode, at most: not every environment ends by itself whatever is done in it."""
-
-_SHORT = 1_000
-"""Steps of an evaluation that is finished even if it is to stop: so a run that was interrupted and goes on is
-the same as one that was not."""
+_MAX_ENVIRONMENTS = 16
+_MAX_EPISODE_STEPS = 100_000
+"""Not every environment ends under every policy."""
+_UNINTERRUPTED_STEPS = 1_000
+"""Evaluations up to this long are finished even after a signal, so that a resumed run equals an uninterrupted
+one."""
 
 
 class EvaluationStopped(RollstreamError):
-    """It was asked to end before its episodes had."""
+    """An evaluation was stopped before all of its episodes had ended."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of some episodes."""
+    """Statistics of evaluation episodes."""
 
     mean_return: float
     std_return: float
@@ -46,50 +44,51 @@ class Evaluation:
         episodes = "episode" if self.episodes == 1 else "episodes"
         return (
             f"mean return {self.mean_return:,.1f} ± {self.std_return:,.1f} over {self.episodes} {episodes}, "
-            f"{self.mean_length:,.1f} steps long on average"
+            f"mean length {self.mean_length:,.1f} steps"
         )
 
 
 class Evaluator:
-    """Runs episodes in environments of its own. The same weights and seed give the same episodes.
+    """Runs evaluation episodes. The same weights and seed give the same episodes.
 
     Args:
-        environment: where.
-        policy: what acts.
+        env_spec: makes the environments.
+        policy: selects the actions.
         seed: of the episodes.
-        longest: steps of an episode, at most. One that has not ended by then counts as it is, and its
-            environment begins no other.
-        say: tells a person, once, that an episode was that long.
-        stopped: asked at each step of a long evaluation, it ends that by `EvaluationStopped`.
+        max_episode_steps: an episode that has not ended by then counts as it is, and its environment starts
+            no other.
+        notify: told, once, that an episode was cut off.
+        should_stop: checked at each step of a long evaluation; if true, it raises `EvaluationStopped`.
     """
 
     def __init__(
         self,
-        environment: EnvSpec,
+        env_spec: EnvSpec,
         policy: Policy,
         seed: int = 0,
         *,
-        longest: int = _LONGEST,
-        say: Callable[[str], None] = warnings.warn,
-        stopped: Callable[[], bool] = lambda: False,
+        max_episode_steps: int = _MAX_EPISODE_STEPS,
+        notify: Callable[[str], None] = warnings.warn,
+        should_stop: Callable[[], bool] = lambda: False,
     ):
-        self._environment = environment
+        self._env_spec = env_spec
         self._policy = policy
         self._seed = seed
-        self._longest = longest
-        self._say = say
-        self._stopped = stopped
-        self._told = False
-        self._step = likeliest(policy)
+        self._max_episode_steps = max_episode_steps
+        self._notify = notify
+        self._should_stop = should_stop
+        self._notified = False
+        self._step = deterministic_step(policy)
         self._vector: Vector | None = None
 
-    def __call__(self, weights: Weights, episodes: int, number: int = 0) -> Evaluation:
-        """Run so many episodes; with another number, others."""
-        vector, weights = self._made(min(episodes, _WIDTH)), placed(self._policy, weights)
-        seeds = np.random.SeedSequence([self._seed, number, 2]).generate_state(vector.count)
+    def __call__(self, weights: Weights, episodes: int, index: int = 0) -> Evaluation:
+        """Run episodes; each index has its own."""
+        vector = self._environments(min(episodes, _MAX_ENVIRONMENTS))
+        weights = to_actor_device(self._policy, weights)
+        seeds = np.random.SeedSequence([self._seed, index, 2]).generate_state(vector.count)
         observation = vector.reset([int(seed) >> 1 for seed in seeds])
         state = self._policy.initial_state(vector.count)
-        # Each environment has its share: taking those that end first would favour short episodes.
+        # Each environment runs a fixed share: taking the episodes that end first would favour short ones.
         left = np.full(vector.count, episodes // vector.count)
         left[: episodes % vector.count] += 1
         returns, lengths = np.zeros((2, vector.count))
@@ -97,23 +96,23 @@ class Evaluator:
         steps = 0
         while left.any():
             steps += 1
-            if steps > _SHORT and self._stopped():
-                raise EvaluationStopped("the evaluation was stopped before its episodes had ended")
+            if steps > _UNINTERRUPTED_STEPS and self._should_stop():
+                raise EvaluationStopped("the evaluation was stopped before all of its episodes had ended")
             action, state = self._step(weights, observation, state)
             step = vector.step(np.asarray(action))
             observation = step.observation
-            real = np.ones(vector.count, bool) if step.real is None else step.real
-            returns += np.where(real, step.reward, 0)
-            lengths += real
-            for index in step.ended:
-                if left[index]:
-                    ended.append((float(returns[index]), float(lengths[index])))
-                    left[index] -= 1
-                returns[index] = lengths[index] = 0
-            for index in np.flatnonzero((lengths >= self._longest) & (left > 0)):
-                ended.append((float(returns[index]), float(lengths[index])))
-                left[index] = 0
-                self._tell()
+            mask = np.ones(vector.count, bool) if step.real is None else step.real
+            returns += np.where(mask, step.reward, 0)
+            lengths += mask
+            for i in step.ended:
+                if left[i]:
+                    ended.append((float(returns[i]), float(lengths[i])))
+                    left[i] -= 1
+                returns[i] = lengths[i] = 0
+            for i in np.flatnonzero((lengths >= self._max_episode_steps) & (left > 0)):
+                ended.append((float(returns[i]), float(lengths[i])))
+                left[i] = 0
+                self._notify_cut_off()
             if begun := step.begun:
                 state = forgotten(state, self._policy.initial_state(vector.count), begun)
         all_returns, all_lengths = np.array(ended).T
@@ -121,22 +120,23 @@ class Evaluator:
             float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)
         )
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            self._say(
-                f"an episode of {self._environment.name} has not ended after {self._longest:,} steps, and is "
-                f"evaluated as it is; limit them, as by env_options={{'max_episode_steps': 1000}}"
+    def _notify_cut_off(self) -> None:
+        if not self._notified:
+            self._notified = True
+            self._notify(
+                f"an evaluation episode of {self._env_spec.name} was cut off after "
+                f"{self._max_episode_steps:,} steps; limit its length, for example with "
+                f"env_kwargs={{'max_episode_steps': 1000}}"
             )
 
-    def _made(self, count: int) -> Vector:
+    def _environments(self, count: int) -> Vector:
         if self._vector is None or self._vector.count != count:
             self.close()
-            self._vector = self._environment.make(count, self._seed)
+            self._vector = self._env_spec.make(count, self._seed)
         return self._vector
 
     def close(self) -> None:
-        """Let the environments go; they are made again when needed."""
+        """Close the environments; they are made again when needed."""
         if self._vector is not None:
             self._vector.close()
             self._vector = None
@@ -154,10 +154,10 @@ class Evaluator:
 def with_evaluation(
     reports: Iter[Report], workers: WorkerSet, evaluator: Evaluator, every: int = 10_000, episodes: int = 10
 ) -> Iter[Report]:
-    """Reports which, every so many steps, also say how good the policy is.
+    """Evaluate the policy every so many environment steps.
 
-    Adds `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and `eval/best_mean_reward`, the best so
-    far. To stop early, leave the loop over the reports:
+    Adds `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and `eval/best_mean_reward` to the
+    report. To stop early, leave the loop over the reports:
 
         if report.get("eval/mean_reward", -math.inf) >= 475:
             break
@@ -166,7 +166,7 @@ def with_evaluation(
 
 
 class _Evaluate:
-    """Looks at the steps of every report, and evaluates when it is time."""
+    """Evaluates when the steps of a report reach the next multiple of `every`."""
 
     def __init__(self, workers: WorkerSet, evaluator: Evaluator, every: int, episodes: int):
         self._workers = workers
@@ -179,7 +179,7 @@ class _Evaluate:
 
     def __call__(self, report: Report) -> Report:
         steps = int(report["time/total_timesteps"])
-        if steps < self._due or is_beat(report):
+        if steps < self._due or is_heartbeat(report):
             return report
         try:
             evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)

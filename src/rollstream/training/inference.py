@@ -1,4 +1,4 @@
-"""A trained policy that acts on plain observations of its environment."""
+"""Inference with a trained policy, on observations as the environment returns them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rollstream.rl.vector import actions_for, joined_mask
 from rollstream.rl.worker import processor
 
 
-def likeliest(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
-    """A policy's step without noise, compiled if it is for that."""
+def deterministic_step(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
+    """The policy's step without exploration noise, jitted if the policy supports it."""
 
     def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
         return policy.step(weights, observation, state, None)
@@ -27,24 +27,24 @@ def likeliest(policy: Policy) -> Callable[[Weights, Observation, State], tuple[A
     return compiled(step) if policy.compiled else step
 
 
-def placed(policy: Policy, weights: Weights) -> Weights:
-    """Weights where actions are computed."""
+def to_actor_device(policy: Policy, weights: Weights) -> Weights:
+    """Move weights to the device that computes actions."""
     return jax.device_put(weights, processor()) if policy.compiled else weights
 
 
 class TrainedPolicy:
-    """Acts in one environment at a time.
+    """Selects actions in one environment at a time.
 
-    Where it was trained on several frames at once, or remembers, it keeps them from call to call: call
-    `reset` when an episode begins.
+    A policy with stacked frames or a recurrent state keeps both between calls: call `reset` at the start of
+    each episode.
 
     Args:
-        policy: what acts.
-        weights: what it has learned.
-        observation_space: as the policy sees it, with frames stacked and the mask of legal actions in it.
+        policy: computes the actions.
+        weights: its trained parameters.
+        observation_space: as the policy sees it, with stacked frames and the action mask.
         action_space: of the environment.
-        frames: how many observations it sees at once.
-        seed: of actions that are not deterministic.
+        frame_stack: number of stacked observations.
+        seed: of stochastic actions.
     """
 
     def __init__(
@@ -54,60 +54,60 @@ class TrainedPolicy:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         *,
-        frames: int = 1,
+        frame_stack: int = 1,
         seed: int = 0,
     ):
         self.policy = policy
         self.weights = weights
         self.observation_space = observation_space
         self.action_space = action_space
-        self._frames = frames
+        self._frame_stack = frame_stack
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
-        self._placed = placed(policy, weights)
-        self._step = compiled(policy.step) if policy.compiled else policy.step
-        self._likeliest = likeliest(policy)
+        self._device_weights = to_actor_device(policy, weights)
+        self._stochastic_step = compiled(policy.step) if policy.compiled else policy.step
+        self._deterministic_step = deterministic_step(policy)
         self.reset()
 
     def reset(self) -> None:
-        """An episode begins: nothing has been seen yet."""
+        """Clear stacked frames and recurrent state at the start of an episode."""
         self._stack: np.ndarray[Any, Any] | None = None
         self._state = self.policy.initial_state(1)
 
     def act(self, observation: Any, deterministic: bool = True, *, action_mask: Any = None) -> Any:
-        """An action, as the environment takes it.
+        """Select an action for one observation.
 
         Args:
-            observation: one, as the environment gives it.
-            deterministic: the likeliest action, or a draw.
-            action_mask: the environment's `info["action_mask"]`, if it gives one.
+            observation: as the environment returns it.
+            deterministic: take the mode of the action distribution instead of a sample.
+            action_mask: the environment's `info["action_mask"]`, if it has one.
         """
-        stacked = self._stacked(self._with_mask(observation, action_mask))
+        stacked = self._stack_frames(self._with_mask(observation, action_mask))
         if (reason := misfit(self.observation_space, stacked)) is not None:
-            raise _unfit(reason)
-        seen = zeros(self.observation_space, 1)
-        put(seen, 0, stacked)
+            raise _misfit_error(reason)
+        batch = zeros(self.observation_space, 1)
+        put(batch, 0, stacked)
         if deterministic:
-            action, self._state = self._likeliest(self._placed, seen, self._state)
+            action, self._state = self._deterministic_step(self._device_weights, batch, self._state)
         else:
             noise = self.policy.noise(self._generator, 1)
-            action, self._state = self._step(self._placed, seen, self._state, noise)
+            action, self._state = self._stochastic_step(self._device_weights, batch, self._state, noise)
         return self._convert(np.asarray(action))[0]
 
-    def _stacked(self, observation: Observation) -> Observation:
-        if self._frames == 1:
+    def _stack_frames(self, observation: Observation) -> Observation:
+        if self._frame_stack == 1:
             return observation
         shape = list(self.observation_space.shape or ())
         axis = channel_axis(tuple(shape))
-        shape[axis] //= self._frames
+        shape[axis] //= self._frame_stack
         if np.size(observation) != np.prod(shape):
-            raise _unfit(f"has shape {np.shape(observation)} instead of {tuple(shape)}")
+            raise _misfit_error(f"has shape {np.shape(observation)} instead of {tuple(shape)}")
         new = np.asarray(observation).reshape(shape)
         if self._stack is None:
-            self._stack = np.concatenate([new] * self._frames, axis)
+            self._stack = np.concatenate([new] * self._frame_stack, axis)
         else:
-            _, older = np.split(self._stack, [shape[axis]], axis)
-            self._stack = np.concatenate([older, new], axis)
+            _, recent = np.split(self._stack, [shape[axis]], axis)
+            self._stack = np.concatenate([recent, new], axis)
         return self._stack
 
     def _with_mask(self, observation: Any, mask: Any) -> Observation:
@@ -121,8 +121,8 @@ class TrainedPolicy:
         return {"observation": observation, "action_mask": joined_mask(mask)}
 
 
-def _unfit(reason: str) -> SpaceError:
+def _misfit_error(reason: str) -> SpaceError:
     return SpaceError(
-        f"act takes one observation, as the environment gives it, and this one {reason}; for a batch, "
+        f"act takes one observation, as the environment returns it, and this one {reason}; for a batch, "
         f"call act for each"
     )

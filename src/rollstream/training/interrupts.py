@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: the iteration is finished and saved, then the program ends as usual."""
+"""Ctrl-C and SIGTERM during training: finish the iteration, save a checkpoint, then exit."""
 
 from __future__ import annotations
 
@@ -10,79 +10,76 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-_STOPPING: dict[int, str] = {
-    signal.SIGINT: "stopping; Ctrl-C again ends at once",
+_MESSAGES: dict[int, str] = {
+    signal.SIGINT: "stopping; press Ctrl-C again to stop at once",
     signal.SIGTERM: "SIGTERM: stopping",
 }
+_HEARTBEAT_SECONDS = 0.25
 
 
-_OFTEN = 0.25
-"""Seconds from one sign of life to the next."""
+class Interrupts:
+    """While entered, the first signal is only recorded; a second Ctrl-C takes effect at once.
+
+    A second SIGTERM does not: tools that signal a whole process group, such as `timeout`, may send two. A
+    flow that is stopped in the middle of an item has no state to save, so the training loop checks `received`
+    between two items. A process that was started with SIGINT ignored (`nohup`, `command &` in a script) keeps
+    ignoring it. Outside the main thread Python delivers no signals, and this class does nothing.
+
+    Args:
+        notify: shows the user at once that a signal has arrived.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            for number in (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._record)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.received is not None and self._previous and error is None:
+            self.exit()  # it arrived after the last check
+        self._restore()
+
+    def exit(self) -> None:
+        """Do what the signal would have done: raise KeyboardInterrupt, or exit with code 128 + number."""
+        assert self.received is not None
+        number, previous = self.received, self._previous.get(self.received)
+        self._restore()
+        if callable(previous):
+            signal.raise_signal(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def _record(self, number: int, _: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            with suppress(RuntimeError):  # the signal interrupted a write to the same stream
+                self._notify(_MESSAGES[number])
+        elif number == signal.SIGINT:
+            self.exit()
+
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous = {}
 
 
-class Beat:
-    """Whether it is time for a sign of life: a few times a second, and after a signal."""
+class HeartbeatTimer:
+    """Whether a heartbeat is due: a few times per second, and after a signal."""
 
     def __init__(self, interrupts: Interrupts):
         self._interrupts = interrupts
         self._last = time.monotonic()
 
     def __call__(self) -> bool:
-        """Whether it is."""
+        """Return whether it is due, and restart the timer if so."""
         now = time.monotonic()
-        if now - self._last < _OFTEN and self._interrupts.received is None:
+        if now - self._last < _HEARTBEAT_SECONDS and self._interrupts.received is None:
             return False
         self._last = now
         return True
-
-
-class Interrupts:
-    """While entered, the first signal is only noted; Ctrl-C once more takes effect at once.
-
-    SIGTERM once more does not: whoever sends it to a group of processes may send it twice, as `timeout` does.
-
-    A flow that is stopped in the middle of an item has no state to save, so whoever loops over it looks at
-    `received` between two items. In a thread other than the main one there are no signals, and this does
-    nothing.
-
-    Args:
-        say: shows a person at once that the signal was seen.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self.received: int | None = None
-        self._usual: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._usual[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self.received is not None and self._usual and error is None:
-            self.end()  # it came after the last look
-        self._restore()
-
-    def end(self) -> None:
-        """Do what the signal would have done: KeyboardInterrupt, or the exit code of a program it ended."""
-        assert self.received is not None
-        number, usual = self.received, self._usual.get(self.received)
-        self._restore()
-        if callable(usual):
-            signal.raise_signal(number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
-            with suppress(RuntimeError):  # it came in the middle of a line that is being written
-                self._say(_STOPPING[number])
-        elif number == signal.SIGINT:
-            self.end()
-
-    def _restore(self) -> None:
-        for number, usual in self._usual.items():
-            signal.signal(number, usual)
-        self._usual = {}

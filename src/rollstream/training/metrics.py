@@ -1,4 +1,4 @@
-"""The numbers of a run in its folder: `metrics.jsonl`, `metrics.csv`, and events for TensorBoard."""
+"""Metrics of a run: `metrics.jsonl`, `metrics.csv` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from typing import Any, TextIO, TypeAlias
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from rollstream.atomic_files import write_file, writing
+from rollstream.atomic_files import named_errors, write_atomically
 from rollstream.engine import ActorEvent
 from rollstream.flow import Statistics
 from rollstream.rl.operators import Report
 
-Row: TypeAlias = dict[str, float | str]
-"""What is written of an iteration: the report, where the time went, and who died."""
+MetricsRow: TypeAlias = dict[str, float | str]
+"""Metrics of one iteration: the report, busy time per node, and actors that died."""
 STEPS = "time/total_timesteps"
 
 
-class MetricsLog:
-    """All rows of a run, in memory and, if there is a folder, in files that grow with every row.
+class MetricsLogger:
+    """Keeps the metrics of a run in memory and appends them to files.
 
     Args:
-        folder: where to write; `None` keeps rows in memory only.
-        until: rows of more steps than this, which an earlier part of the run has left, are cut.
+        folder: where to write; `None` keeps them in memory only.
+        start_step: rows after this step, left by an interrupted part of the run, are dropped.
     """
 
-    def __init__(self, folder: Path | None, until: int = 0):
+    def __init__(self, folder: Path | None, start_step: int = 0):
         self._folder = folder
-        self.rows: list[Row] = []
+        self.rows: list[MetricsRow] = []
         self._columns: list[str] = []
-        self._events: _Events | None = None
+        self._events: _TensorBoardWriter | None = None
         self._lines: TextIO | None = None
         self._table: TextIO | None = None
         if folder is None:
             return
-        self.rows = read_metrics(folder, until)
-        write_file(folder / "metrics.jsonl", "".join(map(_line, self.rows)).encode())
+        self.rows = read_metrics(folder, start_step)
+        write_atomically(folder / "metrics.jsonl", "".join(map(_line, self.rows)).encode())
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._write_table()
-        self._events = _Events(folder, until)
+        self._events = _TensorBoardWriter(folder, start_step)
 
-    def add(self, row: Row) -> None:
-        """One more row."""
+    def add(self, row: MetricsRow) -> None:
+        """Append a row."""
         self.rows.append(row)
         if self._folder is None:
             return
-        with writing(self._folder / "metrics.jsonl"):
+        with named_errors(self._folder / "metrics.jsonl"):
             self._write(row)
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: MetricsRow) -> None:
         assert self._events is not None
         assert self._lines is not None
         assert self._table is not None
@@ -69,19 +69,19 @@ class MetricsLog:
         self._events.add(row)
 
     def sync(self) -> None:
-        """See to it that rows are on the disk before a checkpoint is that rests on them."""
+        """Flush rows to disk, before the checkpoint that belongs to them."""
         if self._lines is not None:
             os.fsync(self._lines.fileno())
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in (self._events, self._lines, self._table):
             if file is not None:
                 file.close()
         self._events = self._lines = self._table = None
 
     def _write_table(self) -> None:
-        """A table has a fixed set of columns, so it is written anew when there is a new one."""
+        """Rewrite the CSV file, whose set of columns is fixed, when a new metric appears."""
         assert self._folder is not None
         if self._table is not None:
             self._table.close()
@@ -94,46 +94,46 @@ class MetricsLog:
         self._table.flush()
 
 
-def read_metrics(folder: Path, until: float = math.inf) -> list[Row]:
-    """The rows of a run up to some steps; one that was not written to its end does not count."""
-    rows: list[Row] = []
+def read_metrics(folder: Path, max_step: float = math.inf) -> list[MetricsRow]:
+    """Read the metrics of a run up to a step; a line that was cut off is skipped."""
+    rows: list[MetricsRow] = []
     path = folder / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
             row = json.loads(line)
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return [row for row in rows if float(row[STEPS]) <= until]
+    return [row for row in rows if float(row[STEPS]) <= max_step]
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """One line of JSON, which has no word for what is no number."""
-    known = {
+    """One line of JSON, with `null` for NaN and infinity."""
+    finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
-    return json.dumps(known, allow_nan=False) + "\n"
+    return json.dumps(finite, allow_nan=False) + "\n"
 
 
-class _Events:
-    """An event for TensorBoard a row, written at once.
+class _TensorBoardWriter:
+    """Writes one TensorBoard event per row, at once.
 
-    tensorboardX's own writer makes one for each number and hands them to a thread, which takes longer than
-    all else that is done with a row.
+    tensorboardX's SummaryWriter makes one event per metric and hands them to a thread, which takes longer
+    than everything else that is done with a row.
     """
 
-    def __init__(self, folder: Path, until: int):
-        self._writer = EventsWriter(str(folder / "events"), f".{until}")
+    def __init__(self, folder: Path, start_step: int):
+        self._writer = EventsWriter(str(folder / "events"), f".{start_step}")
         protobuf: Any = event_pb2
         self._event: Any = protobuf.Event
         summary: Any = summary_pb2
         self._summary: Any = summary.Summary
-        if until:  # what is past this was cut
+        if start_step:  # TensorBoard drops events of later steps
             start = protobuf.SessionLog(status=protobuf.SessionLog.START)
-            self._write(self._event(step=until + 1, session_log=start))
+            self._write(self._event(step=start_step + 1, session_log=start))
 
-    def add(self, row: Row) -> None:
-        numbers = [(name, value) for name, value in row.items() if not isinstance(value, str)]
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers]
+    def add(self, row: MetricsRow) -> None:
+        scalars = [(name, value) for name, value in row.items() if not isinstance(value, str)]
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
         self._write(self._event(step=int(float(row[STEPS])), summary=self._summary(value=values)))
 
     def _write(self, event: Any) -> None:
@@ -146,7 +146,7 @@ class _Events:
 
 
 class Stopwatch:
-    """How long a run has taken and how fast it goes, also over several parts of it."""
+    """Measures elapsed time and steps per second, also across resumes."""
 
     def __init__(self, steps: int = 0, elapsed: float = 0.0, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
@@ -156,19 +156,19 @@ class Stopwatch:
 
     @property
     def elapsed(self) -> float:
-        """Seconds, those of earlier parts included."""
+        """Seconds of training, including those before the run was resumed."""
         return self._before + self._clock() - self._start
 
-    def timed(self, report: Report) -> Report:
-        """The report with the time it took, and the steps a second of this part of the run."""
+    def add_times(self, report: Report) -> Report:
+        """Add `time/fps` (since the start or resume) and `time/time_elapsed`."""
         seconds = self._clock() - self._start
         fps = (report[STEPS] - self._steps) / seconds if seconds else 0.0
         return report | {"time/fps": fps, "time/time_elapsed": self._before + seconds}
 
 
-def row_of(report: Report, statistics: Statistics, events: tuple[ActorEvent, ...]) -> Row:
-    """What is written of an iteration; `events` are the deaths since the last one."""
-    row: Row = {**report}
+def metrics_row(report: Report, statistics: Statistics, events: tuple[ActorEvent, ...]) -> MetricsRow:
+    """Build the row of an iteration; `events` are the actors that died since the last one."""
+    row: MetricsRow = {**report}
     for node in statistics.nodes:
         row[f"flow/{node.name}/items"] = node.items
         row[f"flow/{node.name}/busy"] = node.busy

@@ -1,4 +1,4 @@
-"""How a training is shown while it runs: what a display has to offer."""
+"""The interface of displays, which show a training run to the user."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunAbout:
+class RunInfo:
     """What is about to be trained."""
 
     algorithm: str
     environment: str
     steps: int
-    """Environment steps of the whole training, in whole batches."""
+    """Total number of environment steps, rounded up to whole batches."""
     seed: int
     workers: int
     engine: str
     path: Path | None
-    """The run's folder, if it has one."""
-    done: int
-    """Steps that an earlier part of the run has taken; 0 for a new one."""
+    """The run folder, if there is one."""
+    start_step: int
+    """Environment steps taken before the run was resumed; 0 for a new run."""
 
 
 class Display(Protocol):
-    """Shows a training to somebody. One thread calls: start, then reports and notes, then finish."""
+    """Shows a training run. One thread calls `start`, then the other methods, then `finish`."""
 
-    def start(self, about: RunAbout) -> None:
-        """The training begins, or goes on."""
+    def start(self, info: RunInfo) -> None:
+        """Training starts or is resumed."""
         ...
 
     def report(self, report: Report, statistics: Statistics) -> None:
-        """An iteration is over. The report also has `time/fps`, `time/time_elapsed` and evaluations."""
+        """An iteration has ended. The report includes `time/fps`, `time/time_elapsed` and evaluations."""
         ...
 
-    def beat(self, steps: int, statistics: Statistics) -> None:
-        """There have been so many steps, and the next report is yet to come."""
+    def heartbeat(self, steps: int, statistics: Statistics) -> None:
+        """Steps so far, between two reports."""
         ...
 
     def note(self, text: str) -> None:
-        """Something a person should know: one line. May come before `start`."""
+        """Show a one-line message. May be called before `start`."""
         ...
 
     def finish(self, run: Run | None) -> None:
-        """The training is over; without a run if it was interrupted or has failed."""
+        """Training has ended; `run` is `None` if it was interrupted or failed."""
         ...
 
 
-class Silent:
+class NoDisplay:
     """Shows nothing."""
 
-    def start(self, about: RunAbout) -> None:
-        """Nothing."""
+    def start(self, info: RunInfo) -> None:
+        """Do nothing."""
 
     def report(self, report: Report, statistics: Statistics) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def beat(self, steps: int, statistics: Statistics) -> None:
-        """Nothing."""
+    def heartbeat(self, steps: int, statistics: Statistics) -> None:
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, run: Run | None) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What the reports of a training amount to so far, in numbers and words that displays share."""
+"""Training progress so far: speed, time left, returns, and their text forms that displays share."""
 
 from __future__ import annotations
 
@@ -6,109 +6,108 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from rollstream.flow import Statistics
-from rollstream.training.progress import RunAbout
+from rollstream.training.progress import RunInfo
 
-_SECONDS = 10.0
-"""Over how long the speed is measured."""
-_KEPT = 512
-"""Returns kept for a small curve; twice as many are thinned out."""
+_SPEED_WINDOW = 10.0
+"""Seconds over which steps per second are averaged."""
+_MAX_POINTS = 512
+"""Returns kept for the sparkline; at twice as many, every other one is dropped."""
 _BARS = "▁▂▃▄▅▆▇█"
-_NOT_SHOWN = {"n_updates", "clip_range"}
+_HIDDEN = {"n_updates", "clip_range"}
 _SHORT = {
     "loss": "total",
     "approx_kl": "kl",
     "clip_fraction": "clipped",
     "gradient_norm": "gradient",
     "explained_variance": "explained",
-    "learning_rate": "rate",
+    "learning_rate": "lr",
 }
 
 
 class ProgressTracker:
-    """The newest report, the returns so far, how fast it goes and how long it will take.
+    """The newest report, the returns so far, steps per second and the time left.
 
-    Times are given, as any clock counts seconds.
+    Callers pass the time, in seconds of any clock.
     """
 
-    def __init__(self, about: RunAbout):
-        self.about = about
-        self.steps = about.done
+    def __init__(self, info: RunInfo):
+        self.info = info
+        self.steps = info.start_step
         self.report: Mapping[str, float] = {}
         self.statistics: Statistics | None = None
-        self.evaluated: float | None = None
-        """The mean return of the newest evaluation."""
-        self.rate: float | None = None
-        """Environment steps a second, lately."""
+        self.evaluation: float | None = None
+        """Mean return of the newest evaluation."""
+        self.steps_per_second: float | None = None
         self.returns: list[tuple[int, float]] = []
-        """Mean returns, with the steps when they were reached."""
-        self._marks: deque[tuple[float, int]] = deque(maxlen=_KEPT)
+        """Environment steps and mean returns."""
+        self._times: deque[tuple[float, int]] = deque(maxlen=_MAX_POINTS)
 
     def add(self, report: Mapping[str, float], statistics: Statistics, now: float) -> None:
-        """One more report."""
+        """Add a report."""
         self.report = report
         self.steps = int(report.get("time/total_timesteps", self.steps))
-        self.evaluated = report.get("eval/mean_reward", self.evaluated)
+        self.evaluation = report.get("eval/mean_reward", self.evaluation)
         if (value := report.get("rollout/ep_rew_mean")) is not None:
-            if len(self.returns) >= 2 * _KEPT:
+            if len(self.returns) >= 2 * _MAX_POINTS:
                 self.returns = self.returns[::2]
             self.returns.append((self.steps, value))
-        self.beat(self.steps, statistics, now)
+        self.heartbeat(self.steps, statistics, now)
 
-    def beat(self, steps: int, statistics: Statistics, now: float) -> None:
-        """So many steps, and no report yet."""
+    def heartbeat(self, steps: int, statistics: Statistics, now: float) -> None:
+        """Update the steps between two reports."""
         self.steps, self.statistics = steps, statistics
-        self._marks.append((now, self.steps))
-        while len(self._marks) > 2 and now - self._marks[0][0] > _SECONDS:
-            self._marks.popleft()
-        seconds, steps = now - self._marks[0][0], self.steps - self._marks[0][1]
+        self._times.append((now, self.steps))
+        while len(self._times) > 2 and now - self._times[0][0] > _SPEED_WINDOW:
+            self._times.popleft()
+        seconds, steps = now - self._times[0][0], self.steps - self._times[0][1]
         if seconds > 0:
-            self.rate = steps / seconds
+            self.steps_per_second = steps / seconds
 
     @property
-    def part(self) -> float:
-        """How much of the training is done, 0 to 1."""
-        return min(1.0, self.steps / self.about.steps) if self.about.steps else 1.0
+    def fraction(self) -> float:
+        """Fraction of the steps that is done, 0 to 1."""
+        return min(1.0, self.steps / self.info.steps) if self.info.steps else 1.0
 
-    def left(self, now: float) -> float | None:
-        """Seconds until the end, if it goes on like this; unknown before the second report."""
-        if not self.rate:
+    def seconds_left(self, now: float) -> float | None:
+        """Estimated seconds until the end; `None` before the second report."""
+        if not self.steps_per_second:
             return None
-        since = now - self._marks[-1][0]
-        return max(0.0, (self.about.steps - self.steps) / self.rate - since)
+        since = now - self._times[-1][0]
+        return max(0.0, (self.info.steps - self.steps) / self.steps_per_second - since)
 
     def losses(self) -> dict[str, float]:
-        """What was minimized, by short names."""
-        own = {name: value for name, value in self._trained() if name.endswith("loss")}
-        return {_short(name): own[name] for name in sorted(own, key=lambda name: name != "loss")}
+        """Losses of the newest update, by short names."""
+        losses = {name: value for name, value in self._train_metrics() if name.endswith("loss")}
+        return {_short(name): losses[name] for name in sorted(losses, key=lambda name: name != "loss")}
 
     def update(self) -> dict[str, float]:
-        """What else is known of the newest updates, by short names."""
-        rest = {_short(name): value for name, value in self._trained() if not name.endswith("loss")}
+        """Other metrics of the newest update, by short names."""
+        rest = {_short(name): value for name, value in self._train_metrics() if not name.endswith("loss")}
         if self.report.get("weights/staleness"):
             rest["staleness"] = self.report["weights/staleness"]
         return rest
 
-    def _trained(self) -> Iterable[tuple[str, float]]:
+    def _train_metrics(self) -> Iterable[tuple[str, float]]:
         for name, value in self.report.items():
-            group, _, own = name.partition("/")
-            if group == "train" and own not in _NOT_SHOWN:
-                yield own, value
+            group, _, metric = name.partition("/")
+            if group == "train" and metric not in _HIDDEN:
+                yield metric, value
 
 
 def _short(name: str) -> str:
     return _SHORT.get(name, name.removesuffix("_loss").replace("_", " "))
 
 
-def headline(about: RunAbout) -> str:
-    """What is trained, where and how: one line."""
-    workers = about.workers or (0 if about.engine == "inline" else 1)  # elsewhere, somebody has to be
+def headline(info: RunInfo) -> str:
+    """One line: algorithm, environment, workers, engine and seed."""
+    workers = info.workers or (0 if info.engine == "inline" else 1)  # other engines need one
     kind = "worker" if workers == 1 else "workers"
-    place = f"{workers} {kind} on {about.engine}" if workers else about.engine
-    return f"{about.algorithm} on {about.environment} · {place} · seed {about.seed}"
+    place = f"{workers} {kind} on {info.engine}" if workers else info.engine
+    return f"{info.algorithm} on {info.environment} · {place} · seed {info.seed}"
 
 
 def sparkline(points: Sequence[tuple[int, float]], width: int) -> str:
-    """Values over steps as a row of small bars; nothing for fewer than two.
+    """Values over steps as a row of small bars; empty for fewer than two points.
 
     >>> sparkline([(0, 1.0), (10, 2.0), (30, 8.0)], 4)
     '▁▂▂█'
@@ -120,15 +119,15 @@ def sparkline(points: Sequence[tuple[int, float]], width: int) -> str:
     for steps, value in points:
         bins[min(width - 1, (steps - first) * width // (last - first))].append(value)
     heights: list[float] = []
-    for own in bins:
-        heights.append(sum(own) / len(own) if own else heights[-1])
+    for values in bins:
+        heights.append(sum(values) / len(values) if values else heights[-1])
     low, high = min(heights), max(heights)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((height - low) * scale)] for height in heights)
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person reads them.
+    """Seconds as minutes and seconds, or hours.
 
     >>> duration(7.2), duration(3725), duration(None)
     ('0:07', '1:02:05', '-:--')
@@ -140,6 +139,6 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def named(values: Mapping[str, float]) -> str:
-    """Numbers by name, in a row."""
+def format_metrics(values: Mapping[str, float]) -> str:
+    """Names and values in one line."""
     return " · ".join(f"{name} {value:.3g}" for name, value in values.items())

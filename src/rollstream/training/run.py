@@ -1,4 +1,4 @@
-"""A run: an algorithm trained on an environment, from one call to a folder that has everything."""
+"""`train` and `load`, and the run they return."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from rollstream.rl.env_spec import Source
 from rollstream.rl.operators import Report
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.checkpoint import CheckpointError, latest, load_weights
+from rollstream.training.checkpoint import CheckpointError, latest_checkpoint, load_weights
 from rollstream.training.evaluation import Evaluation, Evaluator
 from rollstream.training.inference import TrainedPolicy
-from rollstream.training.loop import Loop
-from rollstream.training.metrics import Row, read_metrics
-from rollstream.training.progress import Display, Silent
-from rollstream.training.request import Request, require_whole
+from rollstream.training.loop import TrainingLoop
+from rollstream.training.metrics import STEPS, MetricsRow, read_metrics
+from rollstream.training.progress import Display, NoDisplay
 from rollstream.training.run_folder import RunConfig, read_run_config, require_new
+from rollstream.training.training_arguments import TrainingArguments
+from rollstream.training.validation import require_integers
 
 
 def train(
@@ -43,119 +44,127 @@ def train(
     stop_at: float | None = None,
     checkpoint_every: int | None = None,
     keep: int | None = None,
-    env_options: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     frame_stack: int | None = None,
     policy: PolicyMaker | None = None,
     on_report: Callable[[Report], object] | None = None,
 ) -> Run:
     """Train an algorithm on an environment.
 
-    Ctrl-C and SIGTERM finish what is under way, write a checkpoint and end the program as usual; Ctrl-C once
-    more does not wait.
+    Ctrl-C and SIGTERM finish the iteration, save a checkpoint and exit; a second Ctrl-C exits at once.
 
     Args:
-        algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or the object itself.
-        env: a Gymnasium id, or a function that makes an environment.
-        steps: environment steps of the whole training; rounded up to whole batches.
-        seed: the same seed gives the same run; 0 if left out.
-        workers: how many sample beside the learner; with 0, as if left out, one does in the same thread.
-        engine: `inline`, `threads`, `processes` or `ray`; inline without workers, else processes.
-        out: a folder for everything; without one nothing is written.
-        resume: go on with the run in `out`, from its newest checkpoint. What is not said again is as it was.
-        config: the algorithm's Config, or a dict of options on top of those tuned for the environment.
-        quiet: show nothing.
-        display: show it there.
-        evaluate_every: steps from one evaluation to the next.
-        evaluate_episodes: episodes of an evaluation; 10 if left out.
-        stop_at: end when an evaluation's mean return is as high as this.
-        checkpoint_every: steps from one checkpoint to the next.
-        keep: how many checkpoints are kept, 3 if left out; the best one is kept beside them.
-        env_options: keyword arguments for making the environment.
-        frame_stack: how many observations the policy sees at once.
-        policy: makes a policy, instead of the algorithm's own.
-        on_report: is given every report, as metrics have it; the training is saved and ends if it gives
-            `True`.
+        algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or an `Algorithm`.
+        env: a Gymnasium id, a file and a name in it (`my_file.py:MyEnv`), or a function that returns an
+            environment.
+        steps: total number of environment steps, rounded up to whole batches.
+        seed: random seed (default 0). The same seed gives the same run.
+        workers: number of rollout workers; 0 (default) samples in the driver process.
+        engine: `inline`, `threads`, `processes` or `ray`. Default: `processes` if there are workers, else
+            `inline`.
+        out: the run folder; without one nothing is written.
+        resume: resume the run in `out` from its newest checkpoint. Arguments that are left out keep their
+            values.
+        config: the algorithm's Config, or a dict of hyperparameters that override the tuned ones.
+        quiet: show no progress.
+        display: shows the progress instead of the default display.
+        evaluate_every: environment steps between evaluations (default: no evaluation, or 10,000 if `stop_at`
+            is given).
+        evaluate_episodes: episodes per evaluation (default 10).
+        stop_at: stop as soon as the mean return of an evaluation reaches this.
+        checkpoint_every: environment steps between checkpoints (default: a tenth of `steps`, at most 50,000).
+        keep: number of checkpoints to keep (default 3), besides the best one.
+        env_kwargs: keyword arguments of the environment.
+        frame_stack: number of observations to stack (default 1).
+        policy: makes the policy, instead of the algorithm's own.
+        on_report: called with every report; if it returns `True`, training stops and saves.
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(chosen, Algorithm):
         raise RollstreamError(
-            f"{chosen!r} is no algorithm: give a name that `rollstream list` shows, or an Algorithm"
+            f"{chosen!r} is not an algorithm: use a name from `rollstream list`, or an Algorithm"
         )
     folder = None if out is None else Path(out)
-    request = Request(
-        chosen,
-        config,
-        env,
-        steps,
-        seed,
-        workers,
-        env_options,
-        frame_stack,
-        policy,
-        engine,
-        evaluation={"every": evaluate_every, "episodes": evaluate_episodes, "stop_at": stop_at},
-        saving={"every": checkpoint_every, "keep": keep},
+    arguments = TrainingArguments(
+        algorithm=chosen,
+        config=config,
+        env=env,
+        steps=steps,
+        seed=seed,
+        workers=workers,
+        env_kwargs=env_kwargs,
+        frame_stack=frame_stack,
+        policy=policy,
+        engine=cast(Any, engine),
+        evaluate_every=evaluate_every,
+        evaluate_episodes=evaluate_episodes,
+        stop_at=stop_at,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
     )
     if folder is not None and not resume:
         require_new(folder)
-    recipe = request.resumed(folder) if resume else request.recipe()
-    show = display or _display(quiet)
-    loop = Loop(recipe, folder, show, on_report)
+    run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
+    display = display or _default_display(quiet)
+    loop = TrainingLoop(run_config, folder, display, on_report)
     try:
         loop.run(resume)
     except BaseException:
-        show.finish(None)
+        display.finish(None)
         raise
-    run = Run(recipe, folder, loop.rows, loop.weights)
-    show.finish(run)
+    run = Run(run_config, folder, loop.metrics, loop.weights)
+    display.finish(run)
     return run
 
 
 class Run:
-    """What a training has led to."""
+    """A training run: its config, metrics and trained policy."""
 
-    def __init__(self, recipe: RunConfig, path: Path | None, metrics: list[Row], weights: Weights):
-        self.recipe = recipe
+    def __init__(self, run_config: RunConfig, path: Path | None, metrics: list[MetricsRow], weights: Weights):
+        self.run_config = run_config
         """What was trained, and how."""
         self.path = path
-        """The folder, if the run has one."""
+        """The run folder, if there is one."""
         self.metrics = metrics
-        """One dict an iteration."""
+        """One dict per iteration."""
         self._weights = weights
 
     @property
     def config(self) -> Any:
-        """The algorithm's settings."""
-        return self.recipe.config
+        """The algorithm's Config."""
+        return self.run_config.config
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has got where it was to end."""
+    def is_finished(self) -> bool:
+        """Whether training has reached its last step, or the return to stop at."""
         if not self.metrics:
             return False
         last = self.metrics[-1]
-        return self.recipe.is_over(_steps(last), cast(float | None, last.get("eval/mean_reward")))
+        mean_return = cast(float | None, last.get("eval/mean_reward"))
+        return self.run_config.is_finished(float(last[STEPS]), mean_return)
 
     @cached_property
     def policy(self) -> TrainedPolicy:
-        """The policy, to act with: `run.policy.act(observation)`."""
-        task = self.recipe.task
+        """The trained policy: `run.policy.act(observation)`."""
+        task = self.run_config.task
         spaces = task.spaces()
-        maker = self.recipe.algorithm.worker(self.recipe.config, task).policy
-        frames = task.environment.frame_stack
-        return TrainedPolicy(maker(*spaces), self._weights, *spaces, frames=frames, seed=task.seed)
+        make_policy = self.run_config.algorithm.worker(self.run_config.config, task).policy
+        frame_stack = task.environment.frame_stack
+        return TrainedPolicy(
+            make_policy(*spaces), self._weights, *spaces, frame_stack=frame_stack, seed=task.seed
+        )
 
     def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
-        """How good the policy is, over so many episodes with its likeliest actions."""
-        require_whole(0, seed=seed)
-        require_whole(1, episodes=episodes)
-        with Evaluator(self.recipe.task.environment, self.policy.policy, seed) as evaluator:
+        """Run episodes with deterministic actions."""
+        require_integers(0, seed=seed)
+        require_integers(1, episodes=episodes)
+        with Evaluator(self.run_config.task.environment, self.policy.policy, seed) as evaluator:
             return evaluator(self.policy.weights, episodes)
 
     def __repr__(self) -> str:
-        task = self.recipe.task
+        task = self.run_config.task
         where = "" if self.path is None else f" in {self.path}"
-        return f"<Run of {self.recipe.algorithm.name} on {task.environment.name}{where}>"
+        return f"<Run of {self.run_config.algorithm.name} on {task.environment.name}{where}>"
 
 
 def load(
@@ -166,32 +175,28 @@ def load(
     env: Source | None = None,
     policy: PolicyMaker | None = None,
 ) -> Run:
-    """The run in a folder, as of its newest checkpoint, or of its best evaluation.
+    """Load the run in a folder from its newest checkpoint, or from the one with the best evaluation.
 
     Args:
-        path: the folder.
-        best: the checkpoint with the best evaluation instead of the newest.
-        algorithm: if the run's own cannot be found again by its name or file.
-        env: if the run's own is a function that cannot be imported.
-        policy: likewise.
+        path: the run folder.
+        best: load the weights with the best evaluation.
+        algorithm: the run's algorithm, if it is not in this package or a file.
+        env: the run's environment, if its file has moved or it cannot be imported.
+        policy: the run's policy function, if it cannot be imported.
     """
     folder = Path(path)
-    recipe = read_run_config(folder, algorithm=algorithm, source=env, policy=policy)
-    checkpoint = latest(folder / ("best" if best else "checkpoints"))
+    run_config = read_run_config(folder, algorithm=algorithm, source=env, policy=policy)
+    checkpoint = latest_checkpoint(folder / ("best" if best else "checkpoints"))
     if checkpoint is None:
-        fix = "train with evaluate_every=..." if best else "go on with it by resume=True"
+        fix = "train with evaluate_every=..." if best else "continue training with resume=True"
         raise CheckpointError(f"the run in {folder} has no {'best ' * best}checkpoint yet; {fix}")
     metrics = read_metrics(folder, checkpoint.step)
-    return Run(recipe, folder, metrics, load_weights(checkpoint.path))
+    return Run(run_config, folder, metrics, load_weights(checkpoint.path))
 
 
-def _steps(row: Mapping[str, Any]) -> float:
-    return float(row["time/total_timesteps"])
-
-
-def _display(quiet: bool) -> Display:
+def _default_display(quiet: bool) -> Display:
     if quiet:
-        return Silent()
+        return NoDisplay()
     from rollstream.training.display import display_for
 
     return display_for(sys.stdout)

@@ -1,4 +1,4 @@
-"""Settings that come with the package, for the environments they were tuned for (`tuned.toml`)."""
+"""Tuned hyperparameters that come with the package, by algorithm and environment (`tuned.toml`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _all() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def tuned(algorithm: str, environment: str) -> dict[str, Any]:
-    """The settings of an algorithm for an environment; empty where there are none.
+    """Tuned hyperparameters of an algorithm for an environment; empty if there are none.
 
     >>> tuned("ppo", "CartPole-v1")["environments"]
     8
@@ -25,5 +25,5 @@ def tuned(algorithm: str, environment: str) -> dict[str, Any]:
 
 
 def tuned_environments(algorithm: str) -> tuple[str, ...]:
-    """The environments there are settings for."""
+    """Environments an algorithm has tuned hyperparameters for."""
     return tuple(_all().get(algorithm, {}))

@@ -1,11 +1,11 @@
-"""Which values a setting can have: the type of its annotation, and the range written on it."""
+"""Validation of hyperparameters and arguments by their annotations: type and range."""
 
 from __future__ import annotations
 
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -13,66 +13,82 @@ from rollstream.engine import RollstreamError
 from rollstream.limits import Limits, limits
 
 
-class SettingsError(RollstreamError):
-    """Settings that an algorithm does not have, or values that they cannot have."""
+class ConfigError(RollstreamError):
+    """An unknown hyperparameter, or a value of the wrong type or out of range."""
 
 
-def require_values(config: type, values: Mapping[str, Any]) -> None:
-    """Raise, naming the setting and what it takes, if a value is not one that a Config can have."""
-    hints = typing.get_type_hints(config)
+def validate(
+    kind: type, values: Mapping[str, Any], label: Callable[[str, Any], str] = "{}={!r}".format
+) -> None:
+    """Raise, naming the field and its type and range, unless all values fit the fields of a dataclass."""
+    hints = typing.get_type_hints(kind)
     for name, value in values.items():
-        allowed = limits(config, name)
-        if not _fits(hints[name], value) or not _is_within(allowed, value):
-            told = "" if allowed is None else f", {_named_range(allowed)}"
-            raise SettingsError(f"config {name}={value!r}: give {named_type(hints[name])}{told}")
+        allowed = limits(kind, name)
+        if not _has_type(hints[name], value) or not _is_within(allowed, value):
+            raise ConfigError(f"{label(name, value)}: must be {_describe(hints[name], allowed)}")
+
+
+def require_integers(minimum: int, **values: Any) -> None:
+    """Raise, naming the argument, unless all values are integers of at least `minimum`."""
+    for name, value in values.items():
+        if not _has_type(int, value) or value < minimum:
+            raise RollstreamError(f"{name}={value!r}: must be an integer >= {minimum}")
 
 
 def _is_within(allowed: Limits | None, value: Any) -> bool:
-    numbers = value if isinstance(value, tuple) else (value,)
-    return allowed is None or all(allowed.low <= number <= allowed.high for number in numbers)
+    if allowed is None or value is None:
+        return True
+    values = value if isinstance(value, tuple) else (value,)
+    return all(allowed.low <= value <= allowed.high for value in values)
 
 
-def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type; of types that are not known here everything is."""
-    kind, parts = typing.get_origin(hint), typing.get_args(hint)
-    if kind is Literal:
-        return value in parts
-    if kind in (typing.Union, types.UnionType):
-        return any(_fits(part, value) for part in parts)
-    if kind is tuple:
-        own = parts[:1] * len(value) if isinstance(value, tuple) and parts[1:] == (...,) else parts
-        return isinstance(value, tuple) and len(own) == len(value) and all(map(_fits, own, value))
+def _has_type(hint: Any, value: Any) -> bool:
+    """Whether a value has a type; other types than those of hyperparameters are not checked."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (typing.Union, types.UnionType):
+        return any(_has_type(arg, value) for arg in args)
+    if origin is tuple:
+        elements = args[:1] * len(value) if isinstance(value, tuple) and args[1:] == (...,) else args
+        return (
+            isinstance(value, tuple) and len(elements) == len(value) and all(map(_has_type, elements, value))
+        )
     if hint in (int, float):
-        number = isinstance(value, Integral if hint is int else Real)
-        return number and not isinstance(value, bool) and value == value
+        is_number = isinstance(value, Integral if hint is int else Real)
+        return is_number and not isinstance(value, bool) and not math.isnan(value)
     return isinstance(value, hint) if hint in (bool, str, type(None)) else True
 
 
-def named_type(hint: Any) -> str:
+def _describe(hint: Any, allowed: Limits | None) -> str:
+    text = describe_type(hint)
+    if allowed is None:
+        return text
+    low, high = allowed
+    bounds = f">= {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    return f"{text.removesuffix(' or None')} {bounds}"
+
+
+def describe_type(hint: Any) -> str:
     """A type in words.
 
-    >>> named_type(int), named_type(tuple[int, ...]), named_type(float | None)
-    ('a whole number', 'a tuple of whole numbers', 'a number or None')
+    >>> describe_type(int), describe_type(tuple[int, ...]), describe_type(float | None)
+    ('an integer', 'a tuple of integers', 'a number or None')
     """
-    kind, parts = typing.get_origin(hint), typing.get_args(hint)
-    if kind is Literal:
-        return f"one of {', '.join(map(repr, parts))}"
-    if kind in (typing.Union, types.UnionType):
-        return " or ".join(map(named_type, parts))
-    if kind is tuple and parts[1:] == (...,):
-        return f"a tuple of {named_type(parts[0]).removeprefix('a ')}s"
-    if kind is tuple:
-        return f"a tuple of {', '.join(map(named_type, parts))}"
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, args))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(describe_type, args))
+    if origin is tuple and args[1:] == (...,):
+        return f"a tuple of {describe_type(args[0]).partition(' ')[2]}s"
+    if origin is tuple:
+        return f"a tuple of {', '.join(map(describe_type, args))}"
     names = {
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         bool: "True or False",
-        str: "a text",
+        str: "a string",
         type(None): "None",
     }
     return names.get(hint, str(hint))
-
-
-def _named_range(allowed: Limits) -> str:
-    low, high = allowed
-    return f"{low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
