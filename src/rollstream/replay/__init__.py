@@ -1,31 +1,39 @@
-"""Experience replay as plain data: steps stored once, items over them, selectors and rate limiters.
+"""Experience replay with the semantics of Reverb (Cassirer et al., 2021, arXiv:2102.04736).
 
-Everything here is numpy; nothing waits, runs by itself or looks at a clock. The semantics are those of Reverb
-(Cassirer et al., 2021, arXiv:2102.04736).
+Tables, selectors, rate limiters and writers are plain NumPy data structures, without threads or clocks.
+`rollstream.replay.buffer` adds batches, and `rollstream.replay.service` puts buffers on actors.
 """
 
 from rollstream.rate_limiter import RateLimiter
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
+from rollstream.replay.fields import Field
 from rollstream.replay.importance import importance_weights
-from rollstream.replay.limiter import MinSize, Queue, SampleToInsertRatio, Stack
+from rollstream.replay.rate_limiters import MinSize, Queue, SampleToInsertRatio, Stack
+from rollstream.replay.sampling import Sample
 from rollstream.replay.selectors import (
     Fifo,
     Lifo,
     MaxHeap,
     MinHeap,
+    OrderedSelector,
     Prioritized,
-    Ranking,
     Selector,
     Uniform,
 )
-from rollstream.replay.steps import Column, Signature, Steps, flattened, nested, signature_of
-from rollstream.replay.table import Field, Sample, Table, TableInfo
-from rollstream.replay.windowing import Cut, Episodes, Sequences, Transitions, Windows
+from rollstream.replay.signature import (
+    ArraySpec,
+    Signature,
+    flatten_columns,
+    infer_signature,
+    unflatten_columns,
+)
+from rollstream.replay.step_storage import StepStorage
+from rollstream.replay.table import Table, TableInfo
+from rollstream.replay.windowing import Episodes, Sequences, Transitions, Windowing, Windows
 from rollstream.replay.writer import Writer
 
 __all__ = [
-    "Column",
-    "Cut",
+    "ArraySpec",
     "Episodes",
     "Field",
     "Fifo",
@@ -34,9 +42,9 @@ __all__ = [
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "OrderedSelector",
     "Prioritized",
     "Queue",
-    "Ranking",
     "RateLimiter",
     "ReplayError",
     "Sample",
@@ -47,15 +55,16 @@ __all__ = [
     "Signature",
     "SignatureError",
     "Stack",
-    "Steps",
+    "StepStorage",
     "Table",
     "TableInfo",
     "Transitions",
     "Uniform",
+    "Windowing",
     "Windows",
     "Writer",
-    "flattened",
+    "flatten_columns",
     "importance_weights",
-    "nested",
-    "signature_of",
+    "infer_signature",
+    "unflatten_columns",
 ]

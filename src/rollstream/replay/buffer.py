@@ -1,4 +1,4 @@
-"""A table together with who writes to it and what it is sampled with."""
+"""A replay buffer: a table with its writer, and batches sampled from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.replay.episode_boundaries import FinalObservations
 from rollstream.replay.errors import ReplayError, SampleRefused
-from rollstream.replay.steps import nested
+from rollstream.replay.fields import Field
+from rollstream.replay.rate_limiters import MinSize
+from rollstream.replay.selectors import Fifo, Prioritized, Uniform
+from rollstream.replay.signature import Signature, unflatten_columns
 from rollstream.replay.table import Table, TableInfo
-from rollstream.replay.windowing import Cut
+from rollstream.replay.windowing import Transitions, Windowing
 from rollstream.replay.writer import Writer
 from rollstream.state_codec import serializable
 
@@ -20,135 +24,190 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Chunk:
-    """What happened in some streams, as it travels to where it is remembered: arguments of `Writer.write`."""
+    """Consecutive steps of some streams, as they travel to a replay buffer. See `Writer.write`."""
 
     columns: Mapping[str, Any]
-    last: Any
-    final: Sequence[tuple[int, int, Any]]
+    last_observation: Any
+    final_observations: FinalObservations
     streams: Array
-    real: Array | None = None
+    mask: Array | None = None
     priorities: Array | None = None
-    begins: bool = False
-    """Whether the streams begin anew with it."""
-    steps: int = 0
-    """Environment steps there have been in all, with these."""
+    after_reset: bool = False
+    """The environments were reset before the first step, so it starts an episode in every stream."""
+    env_steps: int = 0
+    """Environment steps of the training so far, including these."""
 
 
 @serializable
 @dataclass(frozen=True)
-class Samples:
-    """Items to learn from, and what they are known by where they are remembered."""
+class ReplayBatch:
+    """A batch of sampled items."""
 
-    rows: dict[str, Any]
-    """Arrays `[N, ...]`: the table's fields, nested as they were, `length`, and `likelihood`: how likely each
-    was drawn, relative to the least likely."""
+    columns: dict[str, Any]
+    """Arrays `[N, ...]`: the table's fields, `length`, and `relative_probability`, which is each item's
+    sampling probability divided by `min_probability`."""
     keys: Array
-    steps: int
-    """Environment steps there had been when they were drawn."""
-    least: float = 1.0
-    """The probability of the least likely."""
+    """Identify the items in `update_priorities`."""
+    env_steps: int
+    """Environment steps of the training when the batch was sampled."""
+    min_probability: float = 1.0
+    """The smallest sampling probability in the batch."""
 
 
-class Buffer:
-    """Remembers chunks and gives samples, once there is enough to sample from.
+class ReplayBuffer:
+    """A table, the writer that fills it, and batches sampled from it.
 
     Args:
-        table: where.
-        cut: which steps become an item.
-        batch_size: items of a sample.
-        frame_axis: if observations are stacked, the axis of one that they are joined along.
-        seed: of what is random in samples.
+        table: The table.
+        windowing: Which windows of steps become items.
+        batch_size: Number of items per batch.
+        frame_axis: Axis along which the frames of stacked observations are concatenated; `None` leaves
+            observations as they are.
+        seed: Seed of the sampling.
     """
 
     def __init__(
         self,
         table: Table,
-        cut: Cut,
+        windowing: Windowing,
         *,
         batch_size: int,
         frame_axis: int | None = None,
         seed: int | Sequence[int] = 0,
     ):
-        limiter = table.limiter
+        limiter = table.rate_limiter
         if limiter.max_diff - limiter.min_diff < batch_size:
             raise ReplayError(
-                f"{limiter!r} would never allow {batch_size} samples at once; make the batch smaller, or its "
-                f"range at least as large"
+                f"{limiter!r} never allows a batch of {batch_size}; reduce batch_size, or widen its range to "
+                f"at least {batch_size}"
             )
         self.table = table
         self.batch_size = batch_size
+        self.env_steps = 0
         self._frame_axis = frame_axis
-        self.steps = 0
-        """Environment steps there have been in all, as far as is known here."""
-        self._writer = Writer(table, cut)
+        self._writer = Writer(table, windowing)
         self._generator = np.random.default_rng([*np.atleast_1d(seed), 0, 0, 7])
 
-    def store(self, chunk: Chunk) -> int:
-        """Remember it; how many items came of it."""
-        if chunk.begins:
-            self.forget(chunk)
+    def insert(self, chunk: Chunk) -> int:
+        """Write a chunk; return the number of items it completes."""
+        if chunk.after_reset:
+            self.reset_streams(chunk.streams)
         keys = self._writer.write(
             chunk.columns,
-            chunk.last,
-            chunk.final,
-            real=chunk.real,
+            chunk.last_observation,
+            chunk.final_observations,
+            mask=chunk.mask,
             streams=chunk.streams,
             priorities=chunk.priorities,
         )
-        self.steps = max(self.steps, chunk.steps)
+        self.env_steps = max(self.env_steps, chunk.env_steps)
         return len(keys)
 
-    def forget(self, chunk: Chunk) -> None:
-        """The streams of a chunk do not go on from where they were."""
-        self._writer.forget(chunk.streams)
+    def reset_streams(self, streams: Array) -> None:
+        """Abandon the current episodes of some streams; their next chunk starts a new episode."""
+        self._writer.reset(streams)
 
-    def sample(self) -> Samples | None:
-        """Items drawn at random; `None` while there may be none."""
-        if not self.table.may_sample(self.batch_size):
+    def sample(self) -> ReplayBatch | None:
+        """Sample a batch; `None` while the rate limiter does not allow one."""
+        if not self.table.can_sample(self.batch_size):
             return None
         try:
-            drawn = self.table.sample(self.batch_size, self._generator)
-        except SampleRefused:  # items that are sampled for the last time make the table smaller
+            sample = self.table.sample(self.batch_size, self._generator)
+        except SampleRefused:  # removing items that were sampled often enough leaves too few
             return None
-        rows, least = nested(drawn.columns), drawn.probabilities.min()
+        columns = unflatten_columns(sample.columns)
         if self._frame_axis is not None:
             for name in ("observation", "next_observation"):
-                rows[name] = joined(rows[name], self._frame_axis)
-        rows["length"] = drawn.lengths.astype(np.float32)
-        rows["likelihood"] = (drawn.probabilities / least).astype(np.float32)
-        return Samples(rows, drawn.keys, self.steps, float(least))
+                columns[name] = concatenate_frames(columns[name], self._frame_axis)
+        min_probability = sample.probabilities.min()
+        columns["length"] = sample.lengths.astype(np.float32)
+        columns["relative_probability"] = (sample.probabilities / min_probability).astype(np.float32)
+        return ReplayBatch(columns, sample.keys, self.env_steps, float(min_probability))
 
-    def update(self, keys: Array, priorities: Array) -> None:
-        """How surprising items were."""
-        self.table.update(keys, priorities)
+    def update_priorities(self, keys: Array, priorities: Array) -> None:
+        """Set the priorities of sampled items."""
+        self.table.update_priorities(keys, priorities)
 
     def info(self) -> TableInfo:
-        """How the table stands."""
+        """Size, memory and counts of the table."""
         return self.table.info()
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """All that is remembered, and where samples are; without a copy it changes with the buffer."""
+        """Table, writer and random state; steps are views of the live arrays unless `copy`."""
         return {
             "table": self.table.state_dict(copy=copy),
             "writer": self._writer.state_dict(),
             "generator": self._generator.bit_generator.state,
-            "steps": self.steps,
+            "env_steps": self.env_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state of a buffer with the same arguments."""
         self.table.load_state_dict(state["table"])
         self._writer.load_state_dict(state["writer"])
         self._generator.bit_generator.state = state["generator"]
-        self.steps = int(state["steps"])
+        self.env_steps = int(state["env_steps"])
 
 
-def joined(stacks: Array, axis: int) -> Array:
-    """Stacks `[N, k, ...]` with their frames joined along an axis, counted from the end.
+def transition_buffer(
+    signature: Signature,
+    shard: int,
+    *,
+    max_size: int,
+    min_size: int,
+    batch_size: int,
+    n_step: int = 1,
+    priority_exponent: float = 0.0,
+    frame_stack: int = 1,
+    frame_axis: int = -1,
+    seed: int = 0,
+) -> ReplayBuffer:
+    """A replay buffer of n-step transitions, as DQN, SAC and TD3 use it.
 
-    >>> joined(np.arange(6).reshape(1, 3, 2), -1)
+    Args:
+        signature: The columns of a step: `observation` (or its parts), `action`, `reward`, `terminated`.
+        shard: Index of the buffer among several; each shard samples with its own seed.
+        max_size: Maximum number of transitions; the oldest are removed.
+        min_size: Number of transitions before the first batch.
+        batch_size: Transitions per batch.
+        n_step: Steps per transition.
+        priority_exponent: alpha of prioritized replay; 0 for uniform sampling.
+        frame_stack: Number of stacked frames in an observation; each frame is stored once.
+        frame_axis: Axis along which frames are concatenated.
+        seed: Seed of the sampling.
+    """
+    observations = [name for name in signature if name.partition("/")[0] == "observation"]
+    fields = {
+        **{name: Field(name, "first", frame_stack) for name in observations},
+        **{f"next_{name}": Field(name, "next", frame_stack) for name in observations},
+        "action": Field("action", "first"),
+        "reward": Field("reward", "steps"),
+        "terminated": Field("terminated", "steps"),
+    }
+    table = Table(
+        signature,
+        fields,
+        max_size=max_size,
+        max_length=n_step,
+        sampler=Prioritized(priority_exponent) if priority_exponent else Uniform(),
+        remover=Fifo(),
+        rate_limiter=MinSize(min_size),
+    )
+    return ReplayBuffer(
+        table,
+        Transitions(n_step),
+        batch_size=batch_size,
+        frame_axis=frame_axis if frame_stack > 1 else None,
+        seed=[seed, shard],
+    )
+
+
+def concatenate_frames(stacks: Array, axis: int) -> Array:
+    """Concatenate the frames of stacks `[N, k, ...]` along a negative axis.
+
+    >>> concatenate_frames(np.arange(6).reshape(1, 3, 2), -1)
     array([[0, 1, 2, 3, 4, 5]])
-    >>> joined(np.arange(8).reshape(1, 2, 2, 2), -1).tolist()
+    >>> concatenate_frames(np.arange(8).reshape(1, 2, 2, 2), -1).tolist()
     [[[0, 1, 4, 5], [2, 3, 6, 7]]]
     """
     moved = np.moveaxis(stacks, 1, axis - 1)

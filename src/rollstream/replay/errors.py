@@ -1,4 +1,4 @@
-"""The errors of replay."""
+"""Errors raised by replay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from rollstream.engine.errors import RollstreamError
 
 
 class ReplayError(RollstreamError):
-    """Replay was asked for something it cannot do."""
+    """An invalid argument to a replay table, writer or buffer."""
 
 
 class SignatureError(ReplayError):
-    """Columns that are not those a table was made for."""
+    """Columns that do not match the signature of a table."""
 
 
 class InsertRefused(ReplayError):
-    """The rate limiter does not allow so many inserts now; nothing has changed."""
+    """The rate limiter does not allow these inserts now; the table is unchanged."""
 
 
 class SampleRefused(ReplayError):
-    """The rate limiter does not allow so many samples now; nothing has changed."""
+    """The rate limiter does not allow these samples now; the table is unchanged."""

@@ -1,30 +1,29 @@
-"""Weights that undo the bias of prioritised sampling."""
+"""Importance-sampling weights for prioritized replay."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
+Array = Any
 
 
-def importance_weights(probabilities: Array, size: Array | int, beta: float) -> Array:
-    r"""Importance weights of a prioritised sample (Schaul et al., 2016, arXiv:1511.05952).
+def importance_weights(probabilities: Array, beta: Array | float, min_probability: Any = None) -> Array:
+    r"""Importance-sampling weights (Schaul et al., 2016, "Prioritized Experience Replay", arXiv:1511.05952).
 
-    $$w_i = (N p_i)^{-\beta} / \max_j w_j$$
+    $$\frac{w_i}{\max_j w_j} = \left(\frac{p_i}{\min_j p_j}\right)^{-\beta}
+    \quad\text{with}\quad w_i = (N p_i)^{-\beta}$$
 
-    The largest is that of the batch. Of items from several tables, `size` is that of all together, and a
-    probability is that of the table times that within it. With tables drawn in proportion to `Table.total`
-    these are the probabilities and weights one large table would give.
+    The table size N cancels. Takes NumPy and JAX arrays, also under `jax.jit`.
 
-    >>> importance_weights(np.array([0.5, 0.25, 0.25]), 3, beta=1.0)
+    >>> import numpy as np
+    >>> importance_weights(np.array([0.5, 0.25, 0.25]), beta=1.0)
     array([0.5, 1. , 1. ])
 
     Args:
-        probabilities: with which each item was drawn, above 0.
-        size: N, how many items there were to draw from.
-        beta: 0 for no correction, 1 for all of it.
+        probabilities: Sampling probability of each item, positive.
+        beta: Importance-sampling exponent: 0 for no correction, 1 for full correction.
+        min_probability: Probability of the item with weight 1. Defaults to the minimum of `probabilities`.
     """
-    weights = np.power(np.multiply(probabilities, size), -beta)
-    return weights / weights.max()
+    if min_probability is None:
+        min_probability = probabilities.min()
+    return (probabilities / min_probability) ** -beta

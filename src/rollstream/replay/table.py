@@ -1,118 +1,87 @@
-"""A table of items, each a window of steps: inserted, sampled, updated and removed as in Reverb."""
+"""A replay table: items over shared steps, sampled and removed by selectors, as in Reverb."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rollstream.rate_limiter import RateLimiter
-from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused, SignatureError
-from rollstream.replay.selectors import Fifo, Ranking, Selector, Slots
-from rollstream.replay.steps import ONE, Rows, Signature, Steps
+from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
+from rollstream.replay.fields import Field, check_fields, gather_fields
+from rollstream.replay.items import Items, NewItems
+from rollstream.replay.sampling import Sample, draw_items
+from rollstream.replay.selectors import Fifo, Selector, Slots
+from rollstream.replay.signature import Signature
+from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Field:
-    """What of an item a sample holds.
-
-    Args:
-        column: which.
-        at: the step the window begins with (`first`), the one after its last step, whose observation is
-            bootstrapped from (`last`), or all `steps` from the first up to, but not with, the last:
-            `[n, length, ...]`, zero after the item's own length.
-        stack: so many steps up to that one, oldest first, as an axis of their own: `[n, stack, ...]`. The
-            first step of an episode is repeated, as Gymnasium's `FrameStackObservation` does.
-    """
-
-    column: str
-    at: Literal["first", "last", "steps"] = "first"
-    stack: int = 1
-
-
-class Sample(NamedTuple):
-    """Items that were drawn, one after the other; every array has one entry for each."""
-
-    keys: Array
-    """To update or delete the items by."""
-    probabilities: Array
-    """With which each was drawn."""
-    priorities: Array
-    times_sampled: Array
-    """With this time."""
-    sizes: Array
-    """How many items there were to draw from."""
-    lengths: Array
-    """Steps of each item."""
-    columns: dict[str, Array]
-    """The fields, in arrays of their own."""
-
-
-@dataclass(frozen=True)
 class TableInfo:
-    """How a table stands."""
+    """Size, memory and counts of a table."""
 
     size: int
+    """Number of items."""
     max_size: int
     episodes: int
-    """Of which there are items."""
+    """Number of episodes with items."""
     rows: int
-    """Steps in use, by items and by streams that go on."""
+    """Number of steps stored, for items and for streams."""
     row_bytes: int
-    """Of those steps."""
+    """Memory of those steps."""
     index_bytes: int
-    """What is kept to find them: links and counts of steps in use, the items, and what selects among them."""
+    """Memory of everything else: links and reference counts of steps, items, and selectors."""
     inserts: int
     samples: int
     deletes: int
-    """Items removed, for whatever reason."""
+    """Items removed, for any reason."""
     unique_samples: int
-    """Items that were sampled at least once."""
+    """Items sampled at least once."""
     stale_updates: int
-    """Priorities that came for items already removed."""
+    """Priority updates for items that had already been removed."""
 
 
 class Table:
-    """Items over steps they share, what selects among them, and how fast they may come and go.
+    """A replay table with the semantics of Reverb (Cassirer et al., 2021, arXiv:2102.04736).
 
-    An item is a window of consecutive steps of one episode, from the row `first` to the row `last`, with a
-    priority. Its key says which slot it is in and is unique and larger than those before.
+    An item is a window of consecutive steps of one episode, with a priority and a unique key. Windows share
+    steps: each is stored once.
 
-    >>> from rollstream.replay import Column, Fifo, MinSize, Transitions, Uniform, Writer
-    >>> signature = {"observation": Column((), np.int64), "reward": Column((), np.float32)}
+    >>> from rollstream.replay import ArraySpec, Fifo, MinSize, Transitions, Uniform, Writer
+    >>> signature = {"observation": ArraySpec((), np.int64), "reward": ArraySpec((), np.float32)}
     >>> fields = {
     ...     "observation": Field("observation"),
     ...     "reward": Field("reward"),
-    ...     "next_observation": Field("observation", "last"),
+    ...     "next_observation": Field("observation", "next"),
     ... }
     >>> table = Table(
-    ...     signature, fields, max_size=100, sampler=Uniform(), remover=Fifo(), limiter=MinSize(1)
+    ...     signature, fields, max_size=100, sampler=Uniform(), remover=Fifo(), rate_limiter=MinSize(1)
     ... )
     >>> steps = {"observation": np.array([[0], [1], [2]]), "reward": np.ones((3, 1), np.float32)}
     >>> ends = np.zeros((3, 1), bool)
     >>> keys = Writer(table, Transitions(1)).write(
-    ...     {**steps, "terminated": ends, "truncated": ends}, last=np.array([3])
+    ...     {**steps, "terminated": ends, "truncated": ends}, last_observation=np.array([3])
     ... )
     >>> sample = table.sample(4, np.random.default_rng(0))
     >>> sample.columns["observation"], sample.columns["next_observation"]
     (array([1, 0, 0, 0]), array([2, 1, 1, 1]))
 
     Args:
-        signature: the columns of a step.
-        fields: what a sample holds, by name.
-        max_size: how many items at most. One more is inserted first; then the remover selects which goes,
-            and that may be the new one.
-        length: how many steps an item has at most.
-        sampler: selects what is sampled.
-        remover: selects what is removed.
-        limiter: how many inserts and samples are allowed.
-        max_times_sampled: how often an item is sampled before it is removed; 0 for any number of times.
-        rows: steps there is room for at first.
-        seed: of the random numbers a remover needs.
+        signature: The columns of a step.
+        fields: What a sample contains, by name.
+        max_size: Maximum number of items. When an item is inserted into a full table, the remover selects one
+            to remove, which may be the new one.
+        max_length: Maximum number of steps per item.
+        sampler: Selects items to sample.
+        remover: Selects items to remove.
+        rate_limiter: Decides when inserts and samples are allowed.
+        max_times_sampled: Remove items once they have been sampled this often; 0 for no limit.
+        initial_rows: Number of steps to allocate memory for; defaults to `max_size + 1024`.
+        seed: Seed of a random remover.
     """
 
     def __init__(
@@ -123,481 +92,298 @@ class Table:
         max_size: int,
         sampler: Selector,
         remover: Selector,
-        limiter: RateLimiter,
-        length: int = 1,
+        rate_limiter: RateLimiter,
+        max_length: int = 1,
         max_times_sampled: int = 0,
-        rows: int | None = None,
+        initial_rows: int | None = None,
         seed: int = 0,
     ):
-        _check_fields(signature, fields)
-        if max_size < 1 or length < 1:
-            raise ReplayError(f"max_size is {max_size} and length {length}: both have to be at least 1")
-        if limiter.min_size > max_size:
+        check_fields(signature, fields)
+        if max_size < 1 or max_length < 1:
             raise ReplayError(
-                f"nothing could ever be sampled: the limiter waits for {limiter.min_size} items and the "
-                f"table holds {max_size}; make max_size at least that"
+                f"max_size is {max_size} and max_length is {max_length}; set both to 1 or more"
+            )
+        if rate_limiter.min_size > max_size:
+            raise ReplayError(
+                f"the rate limiter waits for {rate_limiter.min_size} items, but max_size is {max_size}, so "
+                f"nothing could ever be sampled; set max_size to at least {rate_limiter.min_size}"
             )
         if sampler is remover:
-            raise ReplayError("a selector is either the sampler or the remover of a table: make two")
-        self.steps = Steps(signature, max_size + 1024 if rows is None else rows)
+            raise ReplayError("sampler and remover are the same object; create one selector for each")
+        self.storage = StepStorage(signature, max_size + 1024 if initial_rows is None else initial_rows)
         self.fields = dict(fields)
         self.max_size = max_size
-        self.length = length
+        self.max_length = max_length
         self.stack = max([field.stack for field in fields.values()], default=1)
         self.sampler = sampler
         self.remover = remover
-        self.limiter = limiter
+        self.rate_limiter = rate_limiter
         self.max_times_sampled = max_times_sampled
-        self.size = 0
-        self.largest_priority = 1.0
-        """Of all there have been; what new items get that come without one."""
+        self.max_priority = 1.0
+        """The largest priority so far, and the default for new items."""
         self.unique_samples = 0
         self.stale_updates = 0
         self._generator = np.random.default_rng(seed)
-        slots = max_size + 1  # one is over while the remover selects
-        self._slot_bits = slots.bit_length()
-        self._inserted = 0
-        self._keys = np.full(slots + 1, -1, np.int64)
-        self._keys[slots] = 0  # what no key is that asks for a slot beyond the last, as -1 does
-        self._first, self._last = np.empty((2, slots), np.int64)
-        self._priorities = np.empty(slots)
-        self._times = np.zeros(slots, np.int32)
-        self._vacant = np.empty(slots, np.int64)  # slots to use again, the last one first
-        self._vacancies = 0
-        self._fresh = 0  # slots from here on were never used
-        sampler.reserve(slots)
-        remover.reserve(slots)
+        self._items = Items(max_size + 1)  # one more while the remover selects
+        for selector in (sampler, remover):
+            selector.reset(self._items.capacity)
+
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return self._items.size
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the sampler's weights; an item's probability is its weight divided by this.
+
+        Sampling several tables in proportion to their total weights is sampling from one large table.
+        """
+        return self.sampler.total_weight
 
     # Insert ------------------------------------------------------------------------------------
 
-    def may_insert(self, count: int = 1) -> bool:
-        """Whether the limiter allows so many inserts now."""
-        return self.limiter.may_insert(count)
+    def can_insert(self, count: int = 1) -> bool:
+        """Whether the rate limiter allows `count` inserts now."""
+        return self.rate_limiter.can_insert(count)
 
-    def insert(self, first: Rows, last: Rows, priorities: Array | float | None = None) -> Array:
-        """Insert items, one after the other, and give their keys.
+    def insert(self, start: Rows, end: Rows, priorities: Array | float | None = None) -> Array:
+        """Insert items one after the other, and return their keys.
 
         Args:
-            first: the row each begins with.
-            last: the row after its last step.
-            priorities: of each, at least 0; if there are none the largest there has been.
+            start: Row of each item's first step.
+            end: Row after each item's last step.
+            priorities: Priorities of at least 0; the maximum priority so far by default.
         """
-        lengths = self.steps.stamp.take(last) - self.steps.stamp.take(first)
-        if lengths.size and not (lengths.min() >= 1 and lengths.max() <= self.length):
+        lengths = self.storage.lengths(start, end)
+        if lengths.size and not (lengths.min() >= 1 and lengths.max() <= self.max_length):
             raise ReplayError(
-                f"an item is 1 to {self.length} consecutive steps of one episode; one of these is not: "
-                f"from row to row there are {_numbers(lengths)} steps"
+                f"items must be 1 to {self.max_length} consecutive steps of one episode; got lengths "
+                f"{_listed(lengths)}"
             )
         if priorities is not None:
             priorities = np.broadcast_to(np.asarray(priorities, np.float64), lengths.shape)
-        self.require_insert(len(lengths), priorities)
-        return self.put(first, last, lengths, priorities)
+        self.check_insert(len(lengths), priorities)
+        return self.insert_unchecked(start, end, lengths, priorities)
 
-    def require_insert(self, count: int, priorities: Array | None = None) -> None:
-        """Raise unless so many items may be inserted now, with these priorities."""
+    def check_insert(self, count: int, priorities: Array | None = None) -> None:
+        """Raise unless `count` items with these priorities may be inserted now."""
         if priorities is not None:
-            _largest(priorities)
-        if count and not self.limiter.may_insert(count):
+            _max_priority(priorities)
+        if count and not self.can_insert(count):
             raise InsertRefused(
-                f"{count} inserts are not allowed after {self.limiter.counts()} by {self.limiter!r}"
+                f"{self.rate_limiter!r} does not allow {count} inserts after {self.rate_limiter.counts()}"
             )
 
-    def put(self, first: Rows, last: Rows, lengths: Array, priorities: Array | None) -> Array:
-        """Insert items that are known to be right, and allowed."""
-        count = len(first)
+    def insert_unchecked(self, start: Rows, end: Rows, lengths: Array, priorities: Array | None) -> Array:
+        """Insert items that are valid and passed `check_insert`."""
+        count = len(start)
         if priorities is None:
-            priorities = np.empty(count)
-            priorities.fill(self.largest_priority)
+            priorities = np.full(count, self.max_priority)
         else:
-            self.largest_priority = max(self.largest_priority, _largest(priorities))
+            self.max_priority = max(self.max_priority, _max_priority(priorities))
+        new = NewItems(start, end, lengths, priorities)
         if count <= self.max_size - self.size:
-            return self._put(first, last, lengths, priorities)
-        chunk = self.max_size if isinstance(self.remover, Fifo) else 1
-        if count <= chunk:
-            return self._put_and_remove(first, last, lengths, priorities)
-        parts = (first, last, lengths, priorities)
-        return np.concatenate(
-            [self._put_and_remove(*(p[at : at + chunk] for p in parts)) for at in range(0, count, chunk)]
-        )
+            return self._add(new)
+        if not isinstance(self.remover, Fifo):
+            return np.concatenate([self._add_and_remove_one(new.part(i, 1)) for i in range(count)])
+        if count <= self.max_size:
+            return self._add_and_remove_oldest(self.remover, new)
+        parts = [new.part(i, self.max_size) for i in range(0, count, self.max_size)]
+        return np.concatenate([self._add_and_remove_oldest(self.remover, part) for part in parts])
 
-    def _put_and_remove(self, first: Rows, last: Rows, lengths: Array, priorities: Array) -> Array:
-        over = self.size + len(first) - self.max_size
-        if over <= 0:
-            return self._put(first, last, lengths, priorities)
-        if isinstance(self.remover, Fifo):  # the oldest go, whether before or after the new ones come
-            if over == len(first):
-                return self._replace(self.remover.ranked(over), first, last, lengths, priorities)
-            self._remove(self.remover.ranked(over))
-            return self._put(first, last, lengths, priorities)
-        keys = self._put(first, last, lengths, priorities)
-        self._remove(self.remover.choose(self._generator.random(1))[0])
+    def _add_and_remove_oldest(self, remover: Fifo, new: NewItems) -> Array:
+        """With a FIFO remover, removing before or after inserting is the same."""
+        excess = self.size + len(new.start) - self.max_size
+        if excess == len(new.start):
+            return self._replace(remover.peek(excess), new)
+        if excess > 0:
+            self._remove(remover.peek(excess))
+        return self._add(new)
+
+    def _add_and_remove_one(self, new: NewItems) -> Array:
+        keys = self._add(new)
+        if self.size > self.max_size:
+            self._remove(self.remover.select(self._generator.random(1))[0])
         return keys
 
-    def _put(self, first: Rows, last: Rows, lengths: Array, priorities: Array) -> Array:
-        slots = self._occupy(len(first))
-        keys = self._write(slots, first, last, lengths, priorities)
-        self.sampler.insert(slots, priorities)
-        self.remover.insert(slots, priorities)
-        self.size += len(slots)
-        self.limiter.inserts += len(slots)
+    def _add(self, new: NewItems) -> Array:
+        slots = self._items.allocate(len(new.start))
+        keys = self._items.write(slots, new)
+        self.storage.retain(self._rows(new.start, new.end, new.lengths))
+        self.sampler.insert(slots, new.priorities)
+        self.remover.insert(slots, new.priorities)
+        self.rate_limiter.inserts += len(slots)
         return keys
 
-    def _replace(self, slots: Slots, first: Rows, last: Rows, lengths: Array, priorities: Array) -> Array:
-        """As many items go as come: what a full table does nearly always, and less than to do one by one."""
-        gone = self._first[slots], self._last[slots]
-        rows = self._rows(*gone, self._lengths(*gone))
-        keys = self._write(slots, first, last, lengths, priorities)
-        self.sampler.replace(slots, priorities)
-        self.remover.replace(slots, priorities)
-        self.steps.release(rows)
-        self.limiter.inserts += len(slots)
-        self.limiter.deletes += len(slots)
+    def _replace(self, slots: Slots, new: NewItems) -> Array:
+        """Remove and add the same number of items: faster, and what a full table does nearly always."""
+        released = self._rows_in(slots)
+        keys = self._items.write(slots, new)
+        self.storage.retain(self._rows(new.start, new.end, new.lengths))
+        self.sampler.replace(slots, new.priorities)
+        self.remover.replace(slots, new.priorities)
+        self.storage.release(released)
+        self.rate_limiter.inserts += len(slots)
+        self.rate_limiter.deletes += len(slots)
         return keys
 
-    def _write(self, slots: Slots, first: Rows, last: Rows, lengths: Array, priorities: Array) -> Array:
-        count = len(slots)
-        keys = (np.arange(self._inserted, self._inserted + count) << self._slot_bits) | slots
-        self._inserted += count
-        self._keys[slots] = keys
-        self._first[slots], self._last[slots] = first, last
-        self._priorities[slots] = priorities
-        self._times[slots] = 0
-        self.steps.hold(self._rows(first, last, lengths))
-        return keys
+    # Update and delete -------------------------------------------------------------------------
 
-    def _occupy(self, count: int) -> Slots:
-        used = min(count, self._vacancies)
-        self._vacancies -= used
-        again = self._vacant[self._vacancies : self._vacancies + used]
-        if used == count:
-            return again.copy()
-        fresh = np.arange(self._fresh, self._fresh + count - used)
-        self._fresh += len(fresh)
-        return np.concatenate([again, fresh])
+    def update_priorities(self, keys: Array, priorities: Array) -> int:
+        """Set priorities; return how many of the items still exist.
 
-    def _lengths(self, first: Rows, last: Rows) -> Array:
-        if self.length == 1:
-            return np.ones(len(first), np.int64)
-        return self.steps.stamp.take(last) - self.steps.stamp.take(first)
-
-    def _rows(self, first: Rows, last: Rows, lengths: Array) -> Rows:
-        """Every row that some items refer to: their steps, the one after, and those stacked on the first."""
-        parts, row = [last], last
-        for age in range(1, int(lengths.max(initial=1)) if self.length > 1 else 1):
-            row = self.steps.previous.take(row)
-            parts.append(row[lengths > age])
-        parts.append(first)
-        row = first
-        for _ in range(self.stack - 1):
-            row = self.steps.previous.take(row)
-            parts.append(row)
-        return np.concatenate(parts)
-
-    # Remove ------------------------------------------------------------------------------------
-
-    def delete(self, keys: Array) -> int:
-        """Remove items; those already removed are passed over. Gives how many there were."""
-        slots = np.unique(self._known(keys)[0])
-        if slots.size:
-            self._remove(slots)
-        return slots.size
-
-    def _known(self, keys: Array) -> tuple[Slots, Array]:
-        """The slots of those items that are there, and which they are."""
-        keys = np.asarray(keys, np.int64)
-        slots = keys & ((1 << self._slot_bits) - 1)
-        there = self._keys.take(slots, mode="clip") == keys
-        return (slots, there) if np.count_nonzero(there) == len(there) else (slots[there], there)
-
-    def _remove(self, slots: Slots, *, sampled: bool = False) -> None:
-        """Remove items; those removed by sampling are not the sampler's any more."""
-        if not sampled:
-            self.sampler.remove(slots)
-        self.remover.remove(slots)
-        first, last = self._first[slots], self._last[slots]
-        lengths = self._lengths(first, last)
-        self.steps.release(self._rows(first, last, lengths))
-        self._keys[slots] = -1
-        self._vacant[self._vacancies : self._vacancies + len(slots)] = slots
-        self._vacancies += len(slots)
-        self.size -= len(slots)
-        self.limiter.deletes += len(slots)
-
-    # Update ------------------------------------------------------------------------------------
-
-    def update(self, keys: Array, priorities: Array) -> int:
-        """Give items other priorities; those already removed are passed over, and counted.
-
-        Gives how many there were. Of an item that is there twice the last priority counts.
+        Items that have been removed are ignored, and counted in `stale_updates`. If a key occurs twice, the
+        last priority counts.
         """
-        slots, there = self._known(keys)
+        slots, found = self._items.find(keys)
         priorities = np.asarray(priorities, np.float64)
-        if priorities.shape != there.shape:
-            raise ReplayError(f"there are {len(there)} keys, and priorities {list(priorities.shape)}")
-        self.largest_priority = max(self.largest_priority, _largest(priorities))
-        if len(slots) < len(there):
-            self.stale_updates += len(there) - len(slots)
-            priorities = priorities[there]
+        if priorities.shape != found.shape:
+            raise ReplayError(f"got {len(found)} keys, but priorities of shape {list(priorities.shape)}")
+        self.max_priority = max(self.max_priority, _max_priority(priorities))
+        if len(slots) < len(found):
+            self.stale_updates += len(found) - len(slots)
+            priorities = priorities[found]
         if slots.size:
-            self._priorities[slots] = priorities
+            self._items.priorities[slots] = priorities
             self.sampler.update(slots, priorities)
             self.remover.update(slots, priorities)
         return slots.size
 
+    def delete(self, keys: Array) -> int:
+        """Remove items; return how many existed."""
+        slots = np.unique(self._items.find(keys)[0])
+        if slots.size:
+            self._remove(slots)
+        return slots.size
+
+    def _remove(self, slots: Slots) -> None:
+        self.sampler.remove(slots)
+        self._remove_sampled(slots)
+
+    def _remove_sampled(self, slots: Slots) -> None:
+        """Remove items that the sampler no longer has."""
+        self.remover.remove(slots)
+        self.storage.release(self._rows_in(slots))
+        self._items.free(slots)
+        self.rate_limiter.deletes += len(slots)
+
     # Sample ------------------------------------------------------------------------------------
 
-    @property
-    def total(self) -> float:
-        """The mass that probabilities are shares of: the number of items, or the sum of their weights.
-
-        Of several tables, each is to be sampled from in proportion to this.
-        """
-        return self.sampler.total
-
-    def may_sample(self, count: int = 1) -> bool:
-        """Whether the limiter allows so many samples now."""
-        return self.limiter.may_sample(count)
+    def can_sample(self, count: int = 1) -> bool:
+        """Whether the rate limiter allows `count` samples now."""
+        return self.rate_limiter.can_sample(count)
 
     def sample(self, count: int, generator: np.random.Generator) -> Sample:
-        """Draw items, as if one after the other, and copy what they hold."""
+        """Sample items with replacement, as if one after the other."""
         if count < 1:
-            raise ReplayError(f"a sample has at least one item, not {count}")
-        if not self.limiter.may_sample(count):
-            raise self._sample_refused(count)
-        slots, probabilities, times, sizes, gone = self._draw(count, generator)
-        first, last = self._first.take(slots), self._last.take(slots)
-        lengths = self._lengths(first, last)
+            raise ReplayError(f"cannot sample {count} items; sample 1 or more")
+        draws = None
+        if self.can_sample(count):
+            draws = draw_items(
+                self.sampler,
+                self._items,
+                count,
+                generator,
+                max_times_sampled=self.max_times_sampled,
+                min_size=self.rate_limiter.min_size,
+            )
+        if draws is None:
+            raise SampleRefused(
+                f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
+            )
+        items, slots = self._items, draws.slots
+        start, end = items.start.take(slots), items.end.take(slots)
+        lengths = self._lengths(start, end)
         sample = Sample(
-            keys=self._keys.take(slots),
-            probabilities=probabilities,
-            priorities=self._priorities.take(slots),
-            times_sampled=times,
-            sizes=sizes,
+            keys=items.keys.take(slots),
+            probabilities=draws.probabilities,
+            priorities=items.priorities.take(slots),
+            times_sampled=draws.times_sampled,
+            table_sizes=draws.table_sizes,
             lengths=lengths,
-            columns=self._gather(first, last, lengths),
+            columns=gather_fields(
+                self.storage, self.fields, start, end, lengths, max_length=self.max_length
+            ),
         )
-        self.limiter.samples += count
-        if gone is not None and gone.size:
-            self._remove(gone, sampled=True)
+        self.rate_limiter.samples += count
+        self.unique_samples += int(np.count_nonzero(draws.times_sampled == 1))
+        if draws.exhausted is not None and draws.exhausted.size:
+            self._remove_sampled(draws.exhausted)
         return sample
 
-    def _sample_refused(self, count: int) -> SampleRefused:
-        return SampleRefused(
-            f"{count} samples are not allowed after {self.limiter.counts()} by {self.limiter!r}"
-        )
+    # Rows --------------------------------------------------------------------------------------
 
-    def _draw(
-        self, count: int, generator: np.random.Generator
-    ) -> tuple[Slots, Array, Array, Array, Slots | None]:
-        """Slots, probabilities, times sampled, sizes of the table, and which items have to go now."""
-        if self.max_times_sampled:
-            if isinstance(self.sampler, Ranking):
-                return self._draw_in_order(self.sampler, count)
-            return self._draw_with_limit(count, generator)
-        uniforms = np.zeros(count) if self.sampler.deterministic else generator.random(count)
-        slots, probabilities = self.sampler.choose(uniforms)
-        return slots, probabilities, self._count(slots), np.full(count, self.size), None
+    def _lengths(self, start: Rows, end: Rows) -> Array:
+        return np.ones(len(start), np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
 
-    def _count(self, slots: Slots) -> Array:
-        """How often each item has been sampled with this time; of one that is there twice in order."""
-        before = self._times.take(slots)
-        np.add.at(self._times, slots, ONE)
-        times = self._times.take(slots)
-        if np.count_nonzero(times != before + ONE):
-            again = np.flatnonzero(times - before > 1)
-            times[again] = before[again] + _turns(slots[again])
-        self.unique_samples += int(np.count_nonzero(times == 1))
-        return times
+    def _rows(self, start: Rows, end: Rows, lengths: Array) -> Rows:
+        """The rows that items refer to."""
+        return self.storage.window_rows(start, end, lengths, max_length=self.max_length, stack=self.stack)
 
-    def _draw_in_order(self, sampler: Ranking, count: int) -> tuple[Slots, Array, Array, Array, Slots]:
-        """The first item until it has to go, then the next."""
-        ranked = sampler.ranked(min(count, self.size))
-        left = self.max_times_sampled - self._times[ranked]
-        order = np.repeat(np.arange(len(ranked)), left)[:count]
-        sizes = self.size - order
-        if len(order) < count or sizes[-1] < self.limiter.min_size:
-            raise self._sample_refused(count)
-        slots = ranked[order]
-        times = self._count(slots)
-        gone = slots[times == self.max_times_sampled]
-        sampler.remove(gone)
-        return slots, np.ones(count), times, sizes, gone
-
-    def _draw_with_limit(
-        self, count: int, generator: np.random.Generator
-    ) -> tuple[Slots, Array, Array, Array, Slots]:
-        """Draw until an item has to go, and go on without it."""
-        saved: Any = None
-        if self.size - count < self.limiter.min_size:  # it may turn out on the way that these are too many
-            state = generator.bit_generator.state
-            saved = (self.sampler.state_dict(), self._times.copy(), self.unique_samples, state)
-        uniforms = generator.random(count)
-        parts: list[tuple[Slots, Array, Array, Array]] = []
-        gone: list[Slots] = []
-        done = 0
-        while done < count:
-            size = self.size - len(gone)
-            if size < self.limiter.min_size:
-                self.sampler.load_state_dict(saved[0])
-                self._times, self.unique_samples, generator.bit_generator.state = saved[1:]
-                raise self._sample_refused(count)
-            slots, probabilities = self.sampler.choose(uniforms[done:])
-            until = self._first_at_limit(slots)
-            slots, probabilities = slots[:until], probabilities[:until]
-            times = self._count(slots)
-            if times[-1] == self.max_times_sampled:
-                gone.append(slots[-1:])
-                self.sampler.remove(slots[-1:])
-            parts.append((slots, probabilities, times, np.full(len(slots), size)))
-            done += len(slots)
-        slots, probabilities, times, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return slots, probabilities, times, sizes, np.concatenate([np.empty(0, np.int64), *gone])
-
-    def _first_at_limit(self, slots: Slots) -> int:
-        """How many may be drawn up to the first that then has to go, with that one."""
-        reached = np.flatnonzero(self._times.take(slots) + _turns(slots) >= self.max_times_sampled)
-        return int(reached[0]) + 1 if reached.size else len(slots)
-
-    # Columns -----------------------------------------------------------------------------------
-
-    def _gather(self, first: Rows, last: Rows, lengths: Array) -> dict[str, Array]:
-        places: dict[Any, Rows] = {"first": first, "last": last}
-        padding: Array | None = None
-        columns: dict[str, Array] = {}
-        for name, field in self.fields.items():
-            if field.at == "steps" and "steps" not in places:
-                places["steps"], padding = self._walk(last, lengths)
-            rows = places[field.at]
-            if field.stack > 1:
-                key = (field.at, field.stack)
-                rows = (
-                    places[key]
-                    if key in places
-                    else places.setdefault(key, self.steps.back(rows, field.stack))
-                )
-            columns[name] = self.steps.columns[field.column].take(rows, axis=0)
-            if field.at == "steps" and padding is not None:
-                columns[name][padding] = 0
-        return columns
-
-    def _walk(self, last: Rows, lengths: Array) -> tuple[Array, Array | None]:
-        """The rows of all steps of each item, `[n, length]`, and which are only there to fill up."""
-        walked = self.steps.back(self.steps.previous.take(last), self.length)
-        if (lengths == self.length).all():
-            return walked, None
-        index = np.arange(self.length) + (self.length - lengths)[:, None]
-        padding = index >= self.length
-        index[padding] = self.length - 1
-        return np.take_along_axis(walked, index, axis=1), padding
+    def _rows_in(self, slots: Slots) -> Rows:
+        start, end = self._items.start[slots], self._items.end[slots]
+        return self._rows(start, end, self._lengths(start, end))
 
     # State -------------------------------------------------------------------------------------
 
     def info(self) -> TableInfo:
-        """How the table stands. To count episodes all items are looked at."""
-        items = self._keys[:-1] >= 0
-        episodes = np.unique(self.steps.stamp[self._first[items]] >> 32).size
-        rows = self.steps.in_use
-        selector_bytes = self.sampler.item_bytes + self.remover.item_bytes
-        item_bytes = sum(
-            a.itemsize for a in (self._keys, self._first, self._last, self._priorities, self._times)
-        )
+        """Size, memory and counts. Takes time proportional to the size, to count episodes."""
+        episodes = np.unique(self.storage.step_ids[self._items.start[self._items.slots()]] >> STEP_BITS).size
+        rows, limiter = self.storage.num_used, self.rate_limiter
+        item_bytes = self._items.item_bytes + self.sampler.item_bytes + self.remover.item_bytes
         return TableInfo(
             size=self.size,
             max_size=self.max_size,
             episodes=episodes,
             rows=rows,
-            row_bytes=rows * self.steps.row_bytes,
-            index_bytes=rows * self.steps.index_bytes + self.size * (item_bytes + selector_bytes),
-            inserts=self.limiter.inserts,
-            samples=self.limiter.samples,
-            deletes=self.limiter.deletes,
+            row_bytes=rows * self.storage.row_bytes,
+            index_bytes=rows * self.storage.index_bytes + self.size * item_bytes,
+            inserts=limiter.inserts,
+            samples=limiter.samples,
+            deletes=limiter.deletes,
             unique_samples=self.unique_samples,
             stale_updates=self.stale_updates,
         )
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Everything, in plain arrays and numbers: what is sampled afterwards is exactly the same.
-
-        Without a copy, most of it changes with the table.
-        """
-        slots = np.flatnonzero(self._keys[:-1] >= 0)
+        """Everything that future samples depend on; steps are views of the live arrays unless `copy`."""
         return {
-            "steps": self.steps.state_dict(copy=copy),
-            "slots": slots,
-            "keys": self._keys[slots],
-            "first": self._first[slots],
-            "last": self._last[slots],
-            "priorities": self._priorities[slots],
-            "times": self._times[slots],
-            "vacant": self._vacant[: self._vacancies].copy(),
-            "fresh": self._fresh,
-            "inserted": self._inserted,
-            "largest_priority": self.largest_priority,
+            "storage": self.storage.state_dict(copy=copy),
+            "items": self._items.state_dict(),
+            "sampler": self.sampler.slots(),
+            "remover": self.remover.slots(),
+            "rate_limiter": self.rate_limiter.state_dict(),
+            "generator": self._generator.bit_generator.state,
+            "max_priority": self.max_priority,
             "unique_samples": self.unique_samples,
             "stale_updates": self.stale_updates,
-            "sampler": self.sampler.state_dict(),
-            "remover": self.remover.state_dict(),
-            "limiter": self.limiter.state_dict(),
-            "generator": self._generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, of a table made in the same way."""
-        slots = np.asarray(state["slots"])
-        self.steps.load_state_dict(state["steps"])
-        self._keys[:-1] = -1
-        self._keys[slots] = state["keys"]
-        self._first[slots], self._last[slots] = state["first"], state["last"]
-        self._priorities[slots] = state["priorities"]
-        self._times[:] = 0
-        self._times[slots] = state["times"]
-        self._vacancies = len(state["vacant"])
-        self._vacant[: self._vacancies] = state["vacant"]
-        self._fresh, self._inserted = int(state["fresh"]), int(state["inserted"])
-        self.size = len(slots)
-        self.largest_priority = float(state["largest_priority"])
-        self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
-        self.sampler.load_state_dict(state["sampler"])
-        self.remover.load_state_dict(state["remover"])
-        self.limiter.load_state_dict(state["limiter"])
+        """Restore a state of a table with the same arguments."""
+        self.storage.load_state_dict(state["storage"])
+        self._items.load_state_dict(state["items"])
+        for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
+            selector.reset(self._items.capacity)
+            selector.insert(np.asarray(slots), self._items.priorities[slots])
+        self.rate_limiter.load_state_dict(state["rate_limiter"])
         self._generator.bit_generator.state = state["generator"]
+        self.max_priority = float(state["max_priority"])
+        self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
 
 
-def _check_fields(signature: Signature, fields: Mapping[str, Field]) -> None:
-    for name, field in fields.items():
-        if field.column not in signature:
-            raise SignatureError(
-                f"field {name!r} is of column {field.column!r}, and the table has {', '.join(signature)}"
-            )
-        if field.at not in ("first", "last", "steps") or field.stack < 1:
-            raise SignatureError(
-                f"field {name!r} is at {field.at!r} with a stack of {field.stack}; fields are at 'first', "
-                f"'last' or 'steps' with a stack of at least 1"
-            )
-
-
-def _largest(priorities: Array) -> float:
-    """The largest of some priorities; raises unless all can be priorities."""
+def _max_priority(priorities: Array) -> float:
+    """The largest priority; raises unless all are finite and at least 0."""
     if not priorities.size:
         return 0.0
     largest = priorities.max()
     if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
-        wrong = priorities[~((priorities >= 0) & (priorities < np.inf))]
-        raise ReplayError(f"priorities are finite and at least 0, and among these are {_numbers(wrong)}")
+        invalid = priorities[~((priorities >= 0) & (priorities < np.inf))]
+        raise ReplayError(f"priorities must be finite and at least 0; got {_listed(invalid)}")
     return float(largest)
 
 
-def _turns(slots: Slots) -> Array:
-    """For each slot how often it has been there, with this time."""
-    order = np.argsort(slots, kind="stable")
-    ordered = slots[order]
-    begins = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-    index = np.arange(len(slots))
-    turns = np.empty(len(slots), np.int64)
-    turns[order] = index - np.maximum.accumulate(np.where(begins, index, 0)) + 1
-    return turns
-
-
-def _numbers(values: Array) -> str:
+def _listed(values: Array) -> str:
     text = ", ".join(f"{value:g}" for value in values[:5])
     return f"{text}, ..." if len(values) > 5 else text

@@ -1,4 +1,4 @@
-"""Ways to cut the steps of an episode into windows, each an item."""
+"""Windowing: how the steps of an episode become items, like the adders of Acme (arXiv:2006.00979)."""
 
 from __future__ import annotations
 
@@ -13,107 +13,108 @@ Array = np.ndarray[Any, Any]
 
 
 class Windows(NamedTuple):
-    """Items that end with steps of a write, in the order of time and then of streams."""
+    """Windows that are complete with the steps of a write, ordered by time, then by stream."""
 
     times: Array
-    """Index of the last step of each."""
+    """Time index of each window's last step."""
     streams: Array
-    """Index of its stream."""
+    """Stream index."""
     lengths: Array
 
 
-class Cut(ABC):
-    """A way to cut the steps of an episode into windows, each an item."""
+class Windowing(ABC):
+    """Splits episodes into windows of consecutive steps; each window becomes an item."""
 
-    length: int
-    """How many steps a window has at most."""
+    max_length: int
+    """Maximum number of steps in a window."""
 
     @abstractmethod
-    def windows(self, taken: Array, real: Array | None, ended: Array | None) -> Windows:
-        """Those that are complete with some steps.
+    def windows(self, counts: Array, mask: Array | None, ended: Array | None) -> Windows:
+        """The windows that end with these steps.
 
         Args:
-            taken: how many steps an episode has with each of these, `[T, B]`.
-            real: which are steps; `None` if all are.
-            ended: which are the last of an episode; `None` if none is.
+            counts: Number of steps of the episode up to and including each step, `[T, B]`.
+            mask: Which entries are environment steps; `None` if all are.
+            ended: Which steps end an episode; `None` if none does.
         """
 
     @abstractmethod
-    def due(self, taken: Array) -> Array:
-        """Of episodes with so many steps, which go on: the step that the next window begins with."""
+    def next_start(self, counts: Array) -> Array:
+        """The step at which the next window starts, in ongoing episodes with `counts` steps so far."""
 
 
-class Transitions(Cut):
-    """A window of n steps from every step on; at the end of an episode of those steps that are left.
+class Transitions(Windowing):
+    """n-step transitions: a window of n steps starts at every step; at the end of an episode it is shorter.
 
     Args:
-        steps: n.
+        n_step: n.
     """
 
-    def __init__(self, steps: int = 1):
-        if steps < 1:
-            raise ReplayError(f"a transition has at least 1 step, not {steps}")
-        self.length = steps
+    def __init__(self, n_step: int = 1):
+        if n_step < 1:
+            raise ReplayError(f"n_step is {n_step}; set it to 1 or more")
+        self.max_length = n_step
 
-    def windows(self, taken: Array, real: Array | None, ended: Array | None) -> Windows:
-        """One that ends with each step that has enough before it, and shorter ones at the end."""
-        enough = taken >= self.length
-        if real is not None:
-            enough &= real
-        times, streams = enough.nonzero()
-        lengths = np.full(len(times), self.length)
-        if ended is None or self.length == 1:
+    def windows(self, counts: Array, mask: Array | None, ended: Array | None) -> Windows:
+        """A full window ends with each step that has enough before it, shorter ones at the episode's end."""
+        full = counts >= self.max_length
+        if mask is not None:
+            full &= mask
+        times, streams = full.nonzero()
+        lengths = np.full(len(times), self.max_length)
+        if ended is None or self.max_length == 1:
             return Windows(times, streams, lengths)
         end_times, end_streams = ended.nonzero()
-        counts = np.minimum(taken[end_times, end_streams], self.length - 1)
-        times = np.concatenate([times, np.repeat(end_times, counts)])
-        streams = np.concatenate([streams, np.repeat(end_streams, counts)])
-        lengths = np.concatenate([lengths, *(np.arange(count, 0, -1) for count in counts)])
-        order = np.argsort(times * taken.shape[1] + streams, kind="stable")
+        shorter = np.minimum(counts[end_times, end_streams], self.max_length - 1)
+        times = np.concatenate([times, np.repeat(end_times, shorter)])
+        streams = np.concatenate([streams, np.repeat(end_streams, shorter)])
+        lengths = np.concatenate([lengths, *(np.arange(longest, 0, -1) for longest in shorter)])
+        order = np.argsort(times * counts.shape[1] + streams, kind="stable")
         return Windows(times[order], streams[order], lengths[order])
 
-    def due(self, taken: Array) -> Array:
-        """Each but the last n - 1 steps has its window."""
-        return np.maximum(taken - (self.length - 1), 0)
+    def next_start(self, counts: Array) -> Array:
+        """The last n - 1 steps have no window yet."""
+        return np.maximum(counts - (self.max_length - 1), 0)
 
 
-class Sequences(Cut):
-    """Windows of some steps, one every `stride` steps; at the end of an episode a shorter one with the rest.
+class Sequences(Windowing):
+    """Windows of `length` steps, one every `stride` steps; the rest of an episode becomes a shorter one.
 
     Args:
-        length: steps of a window.
-        stride: from the beginning of one to that of the next. By default they do not overlap.
+        length: Number of steps in a window.
+        stride: Steps from the start of one window to the start of the next. Defaults to `length`: windows do
+            not overlap.
     """
 
     def __init__(self, length: int, stride: int | None = None):
-        self.length = length
+        self.max_length = length
         self.stride = length if stride is None else stride
         if length < 1 or self.stride < 1:
-            raise ReplayError(f"sequences of {length} steps every {self.stride}: both have to be at least 1")
+            raise ReplayError(f"length is {length} and stride is {self.stride}; set both to 1 or more")
 
-    def windows(self, taken: Array, real: Array | None, ended: Array | None) -> Windows:
-        """Those that are full, and what is left at the end that is in none of them."""
-        over = taken - self.length
-        lengths = np.where((over >= 0) & (over % self.stride == 0), self.length, 0)
+    def windows(self, counts: Array, mask: Array | None, ended: Array | None) -> Windows:
+        """Full windows, and the rest at the end of an episode."""
+        excess = counts - self.max_length
+        lengths = np.where((excess >= 0) & (excess % self.stride == 0), self.max_length, 0)
         if ended is not None:
-            rest = np.maximum(taken - self.due(taken), 0)
+            rest = np.maximum(counts - self.next_start(counts), 0)
             lengths = np.where(ended & (lengths == 0), rest, lengths)
-        if real is not None:
-            lengths *= real
+        if mask is not None:
+            lengths *= mask
         times, streams = lengths.nonzero()
         return Windows(times, streams, lengths[times, streams])
 
-    def due(self, taken: Array) -> Array:
-        """After the full ones."""
-        return np.maximum((taken - self.length) // self.stride + 1, 0) * self.stride
+    def next_start(self, counts: Array) -> Array:
+        """One stride after the last full window."""
+        return np.maximum((counts - self.max_length) // self.stride + 1, 0) * self.stride
 
 
 class Episodes(Sequences):
-    """Whole episodes; one of more than `length` steps is cut there.
+    """Whole episodes; longer ones are split after every `max_length` steps.
 
     Args:
-        length: what a table can hold, its own `length`.
+        max_length: Maximum number of steps in an item.
     """
 
-    def __init__(self, length: int):
-        super().__init__(length)
+    def __init__(self, max_length: int):
+        super().__init__(max_length)

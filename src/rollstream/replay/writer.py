@@ -1,4 +1,4 @@
-"""From time-major experience of several streams to steps and items of a table."""
+"""Writes time-major experience into a table as steps and items."""
 
 from __future__ import annotations
 
@@ -7,295 +7,294 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.replay.episode_boundaries import (
+    EpisodeBoundaries,
+    FinalObservations,
+    find_episode_boundaries,
+)
 from rollstream.replay.errors import ReplayError
-from rollstream.replay.layout import Layout, layout_of
-from rollstream.replay.steps import AGE, AGE_BITS, Rows, check, flattened, span
+from rollstream.replay.signature import check_columns, flatten_columns
+from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows, as_slice
 from rollstream.replay.table import Table
-from rollstream.replay.windowing import Cut
+from rollstream.replay.windowing import Windowing
 
 Array = np.ndarray[Any, Any]
+_NONE = np.empty(0, np.int64)
 
 
 class Writer:
-    """Writes what happens in some streams (environments, each one episode after the other) into a table.
+    """Writes the experience of several streams into a table.
 
-    The newest observation of a stream is a row already, its tail: the next write says what was done on it,
-    and adds a row for every observation that follows. Windows may begin in one write and end in a later one,
-    and items come out the same however steps are spread over writes.
+    A stream is the sequence of steps of one environment, episode after episode. Windows may start in one
+    write and end in a later one: the items do not depend on how steps are split into writes.
 
-    A writer has references to rows that windows yet to come will need: save it together with its table.
+    The newest observation of a stream already has a row, its tail. The next write fills in that row's action
+    and reward, and appends a row for each observation that follows.
+
+    A writer holds references to rows that future windows need, so save it together with its table.
 
     Args:
-        table: to write to.
-        cut: which steps become an item.
+        table: The table to write to.
+        windowing: Which windows become items.
     """
 
-    def __init__(self, table: Table, cut: Cut):
-        if cut.length > table.length:
+    def __init__(self, table: Table, windowing: Windowing):
+        if windowing.max_length > table.max_length:
             raise ReplayError(
-                f"windows of {cut.length} steps do not fit into a table whose items have at most "
-                f"{table.length}: make it with length={cut.length}"
+                f"windows have up to {windowing.max_length} steps and items of the table up to "
+                f"{table.max_length}; create the table with max_length={windowing.max_length}"
             )
-        signature = table.steps.signature
+        signature = table.storage.signature
         self.table = table
-        self.cut = cut
+        self.windowing = windowing
         self._observations = {
-            name: column
-            for name, column in signature.items()
-            if name == "observation" or name.startswith("observation/")
+            name: spec for name, spec in signature.items() if name.partition("/")[0] == "observation"
         }
-        self._others = {name: c for name, c in signature.items() if name not in self._observations}
+        self._others = {name: spec for name, spec in signature.items() if name not in self._observations}
         if not self._observations:
             raise ReplayError(
-                f"a table to write to has a column 'observation', and this has {', '.join(signature)}"
+                f"the table has no column 'observation', only {', '.join(signature)}; add it to the signature"
             )
-        self._flags = [name for name in ("terminated", "truncated") if name not in signature]
-        """Columns that are written with but not kept."""
-        self._reach = cut.length + table.stack - 1
-        """How many of its newest rows a stream may need again."""
-        self._history = np.zeros((self._reach, 0), np.int64)
-        """The newest rows of each stream, the tail last; those not held any more are of no meaning."""
-        self._held = np.zeros(0, np.int64)
-        """How many of them the stream refers to; 0 if it has not begun."""
-        self._episodes = 0
+        self._not_stored = [name for name in ("terminated", "truncated") if name not in signature]
+        self._history_length = windowing.max_length + table.stack - 1
+        self._history = np.zeros((self._history_length, 0), np.int64)
+        """The newest rows of each stream, the tail last."""
+        self._num_held = np.zeros(0, np.int64)
+        """How many of them the stream holds a reference to; 0 before its first step."""
+        self._num_episodes = 0
 
-    # Begin -------------------------------------------------------------------------------------
+    # Streams -----------------------------------------------------------------------------------
 
-    def begin(self, streams: Array | Sequence[int], observation: Any) -> None:
-        """Begin an episode in some streams; what was under way there is not continued.
+    def reset(self, streams: Array | Sequence[int]) -> None:
+        """Abandon the current episodes of some streams; their next write starts a new episode."""
+        indices = np.asarray(streams, np.int64)
+        self._add_streams(int(indices.max(initial=-1)) + 1)
+        held = np.arange(self._history_length, 0, -1)[:, None] <= self._num_held[indices]
+        self.table.storage.release(self._history[:, indices][held])
+        self._num_held[indices] = 0
 
-        Args:
-            streams: numbers of at least 0.
-            observation: the first of each, `[len(streams), ...]`.
-        """
-        numbers = np.asarray(streams, np.int64)
-        values = _arrays({"observation": observation})
-        check(self._observations, values, (len(numbers),))
-        self._know(int(numbers.max(initial=-1)) + 1)
-        self._begin(numbers, values)
-
-    def forget(self, streams: Array | Sequence[int]) -> None:
-        """What was under way in some streams is not continued: their next write begins an episode."""
-        numbers = np.asarray(streams, np.int64)
-        self._know(int(numbers.max(initial=-1)) + 1)
-        self._forget(numbers)
-
-    def _begin(self, numbers: Array, values: dict[str, Array]) -> None:
-        self._forget(numbers)
-        steps = self.table.steps
-        rows = steps.allocate(len(numbers))
-        steps.previous[rows] = rows
-        steps.stamp[rows] = np.arange(self._episodes, self._episodes + len(rows)) << AGE_BITS
-        self._episodes += len(rows)
-        for name in self._observations:
-            steps.columns[name][rows] = values[name]
-        for name in self._others:
-            steps.columns[name][rows] = 0
-        self._history[-1, numbers] = rows
-        self._held[numbers] = 1
-
-    def _know(self, count: int) -> None:
-        new = count - len(self._held)
+    def _add_streams(self, count: int) -> None:
+        new = count - len(self._num_held)
         if new > 0:
-            self._held = np.concatenate([self._held, np.zeros(new, np.int64)])
-            self._history = np.concatenate([self._history, np.zeros((self._reach, new), np.int64)], axis=1)
+            self._num_held = np.concatenate([self._num_held, np.zeros(new, np.int64)])
+            rows = np.zeros((self._history_length, new), np.int64)
+            self._history = np.concatenate([self._history, rows], axis=1)
 
-    def _forget(self, streams: Array) -> None:
-        held = np.arange(self._reach, 0, -1)[:, None] <= self._held[streams]
-        self.table.steps.release(self._history[:, streams][held])
-        self._held[streams] = 0
+    def _start_streams(self, streams: Array | slice, values: dict[str, Array], width: int) -> Array:
+        """Start an episode in those streams that have none; return them."""
+        self._add_streams(width if isinstance(streams, slice) else int(streams.max(initial=-1)) + 1)
+        if self._num_held[streams].all():
+            return _NONE
+        indices = np.arange(width) if isinstance(streams, slice) else streams
+        new = np.flatnonzero(self._num_held[indices] == 0)
+        storage = self.table.storage
+        rows = storage.allocate(len(new))
+        storage.previous[rows] = rows
+        storage.step_ids[rows] = np.arange(self._num_episodes, self._num_episodes + len(new)) << STEP_BITS
+        self._num_episodes += len(new)
+        for name in self._observations:
+            storage.columns[name][rows] = values[name][0, new]
+        for name in self._others:
+            storage.columns[name][rows] = 0
+        self._history[-1, indices[new]] = rows
+        self._num_held[indices[new]] = 1
+        return indices[new]
 
     # Write -------------------------------------------------------------------------------------
 
     def write(
         self,
         columns: Mapping[str, Any],
-        last: Any,
-        final: Sequence[tuple[int, int, Any]] = (),
+        last_observation: Any,
+        final_observations: FinalObservations = (),
         *,
-        real: Array | None = None,
+        mask: Array | None = None,
         streams: Array | Sequence[int] | None = None,
         priorities: Array | float | None = None,
     ) -> Array:
-        """Write T steps of B streams, and give the keys of the items that are complete now.
+        """Write T steps of B streams; return the keys of the items they complete.
 
-        Where the limiter does not allow so many items, `InsertRefused` is raised and nothing has changed.
+        Raises `InsertRefused`, and changes nothing, if the rate limiter does not allow these items.
 
         Args:
-            columns: time-major, `[T, B, ...]`: those of the table, and `terminated` and `truncated` whether
-                the table has them or not. The first observation of a stream begins an episode; later ones
-                go on from where the stream was, unless `begin` says otherwise.
-            last: the observation after the last step, `[B, ...]`.
-            final: time, stream index and final observation of episodes that ended where the observation
-                after it is already the first of the next episode. One that terminated may be left out: it is
-                not bootstrapped from.
-            real: which of the steps are steps, `[T, B]`. One that is not has the final observation of an
-                episode, and the observation after it begins the next.
-            streams: their numbers; by default 0 to B - 1.
-            priorities: of the items that end with each step, `[T, B]`; by default the largest so far.
+            columns: Time-major, `[T, B, ...]`: the table's columns, and `terminated` and `truncated` even if
+                the table does not store them. A stream's first write starts an episode; later writes continue
+                it.
+            last_observation: The observation after the last step, `[B, ...]`.
+            final_observations: Time index, stream index and final observation of episodes that end where the
+                next row already starts another episode (same-step autoreset). Terminated episodes may be
+                left out: nothing bootstraps from their final observation.
+            mask: Which entries are environment steps, `[T, B]`; all by default. An entry that is not holds
+                the final observation of an episode, and the next row starts another (next-step autoreset).
+            streams: Stream indices; 0 to B - 1 by default.
+            priorities: Priorities of the items that end with each step, `[T, B]`; the maximum priority so far
+                by default.
         """
-        values = _arrays(columns)
-        after = _arrays({"observation": last})
+        values = _as_arrays(columns)
+        last_values = _as_arrays({"observation": last_observation})
         ended = _ended(values)
         length, width = ended.shape
         chosen = slice(0, width) if streams is None else np.asarray(streams, np.int64)
-        self._check(values, after, (length, width), chosen, real)
+        self._check(values, last_values, (length, width), chosen, mask)
         if length == 0:
-            return np.empty(0, np.int64)
-        begun = self._begin_unknown(chosen, values, width)
+            return _NONE
+        started = self._start_streams(chosen, values, width)
         history = self._history[:, chosen]
         try:
-            layout = layout_of(self.table.steps.stamp[history[-1]], ended, real, final, self._episodes)
-            windows = self.cut.windows((layout.stamps[:-1] & AGE) + 1, real, layout.ended)
-            places = windows.times * width + windows.streams
+            first_ids = self.table.storage.step_ids[history[-1]]
+            boundaries = find_episode_boundaries(
+                first_ids, ended, mask, final_observations, self._num_episodes
+            )
+            counts = (boundaries.step_ids[:-1] & STEP_MASK) + 1
+            windows = self.windowing.windows(counts, mask, boundaries.ended)
+            index = windows.times * width + windows.streams
             if priorities is not None:
-                priorities = np.broadcast_to(priorities, (length, width)).ravel()[places]
-            self.table.require_insert(len(places), priorities)
+                priorities = np.broadcast_to(priorities, (length, width)).ravel()[index]
+            self.table.check_insert(len(index), priorities)
         except Exception:
-            self._forget(begun)
-            self._episodes -= len(begun)
+            self.reset(started)
+            self._num_episodes -= len(started)
             raise
-        self._episodes += layout.episodes
-        rows, ends = self._append(layout, history[-1], values, after, final, real)
-        known = np.concatenate([history, rows])
-        begins = known.ravel().take(places + (self._reach - windows.lengths) * width)
-        if layout.finals is not None:
-            rows[layout.finals] = ends  # what follows on the last step of an episode
-        keys = self.table.put(begins, rows.ravel().take(places), windows.lengths, priorities)
-        self._keep(chosen, known, ends, layout.stamps[-1] & AGE)
+        self._num_episodes += boundaries.num_started
+        rows, final_rows = self._append(
+            boundaries, history[-1], values, last_values, final_observations, mask
+        )
+        newest = np.concatenate([history, rows])
+        start = newest.ravel().take(index + (self._history_length - windows.lengths) * width)
+        if boundaries.finals is not None:
+            rows[boundaries.finals] = final_rows  # the row after the last step of an episode
+        keys = self.table.insert_unchecked(start, rows.ravel().take(index), windows.lengths, priorities)
+        self._update_history(chosen, newest, final_rows, boundaries.step_ids[-1] & STEP_MASK)
         return keys
 
     def _check(
         self,
         values: dict[str, Array],
-        after: dict[str, Array],
-        leading: tuple[int, int],
-        chosen: Array | slice,
-        real: Array | None,
+        last_values: dict[str, Array],
+        shape: tuple[int, int],
+        streams: Array | slice,
+        mask: Array | None,
     ) -> None:
-        if self._flags:
-            values = {name: value for name, value in values.items() if name not in self._flags}
-        check(self.table.steps.signature, values, leading)
-        check(self._observations, after, leading[1:])
-        count = leading[1] if isinstance(chosen, slice) else len(chosen)
-        if count != leading[1] or (real is not None and real.shape != leading):
-            raise ReplayError(
-                f"columns are of {leading[0]} steps in {leading[1]} streams; there are {count} numbers of "
-                f"streams" + ("" if real is None else f", and real is {list(real.shape)}")
-            )
-
-    def _begin_unknown(self, chosen: Array | slice, values: dict[str, Array], width: int) -> Array:
-        """Begin an episode in those streams that have none; which they are."""
-        self._know(width if isinstance(chosen, slice) else int(chosen.max(initial=-1)) + 1)
-        if self._held[chosen].all():
-            return _NONE
-        numbers = np.arange(width) if isinstance(chosen, slice) else chosen
-        unknown = np.flatnonzero(self._held[numbers] == 0)
-        self._begin(numbers[unknown], {name: values[name][0, unknown] for name in self._observations})
-        return numbers[unknown]
+        if self._not_stored:
+            values = {name: value for name, value in values.items() if name not in self._not_stored}
+        check_columns(self.table.storage.signature, values, shape)
+        check_columns(self._observations, last_values, shape[1:])
+        if not isinstance(streams, slice) and len(streams) != shape[1]:
+            raise ReplayError(f"columns have {shape[1]} streams, but streams has {len(streams)} indices")
+        if mask is not None and mask.shape != shape:
+            raise ReplayError(f"mask has shape {list(mask.shape)}; expected [T, B] = {list(shape)}")
 
     def _append(
         self,
-        layout: Layout,
+        boundaries: EpisodeBoundaries,
         tails: Rows,
         values: dict[str, Array],
-        after: dict[str, Array],
-        final: Sequence[tuple[int, int, Any]],
-        real: Array | None,
+        last_values: dict[str, Array],
+        final_observations: FinalObservations,
+        mask: Array | None,
     ) -> tuple[Array, Rows]:
-        """New rows for what was observed after each step, `[T, B]`, and for ends that are not among those."""
-        steps = self.table.steps
-        length, width = layout.stamps.shape[0] - 1, layout.stamps.shape[1]
+        """Append a row for the observation after each step, `[T, B]`, and for separate final observations."""
+        storage = self.table.storage
+        length, width = boundaries.step_ids.shape[0] - 1, boundaries.step_ids.shape[1]
         count = length * width
-        allocated = steps.allocate(count if layout.finals is None else count + len(layout.finals[0]))
-        new, ends = allocated[:count], allocated[count:]
+        num_finals = 0 if boundaries.finals is None else len(boundaries.finals[0])
+        allocated = storage.allocate(count + num_finals)
+        new, final_rows = allocated[:count], allocated[count:]
         rows = new.reshape(length, width)
-        before = np.concatenate([tails[None], rows[:-1]])  # the rows the steps were taken in
-        if layout.begins is None:
-            steps.previous[new] = before.ravel()
+        step_rows = np.concatenate([tails[None], rows[:-1]])
+        if boundaries.starts is None:
+            storage.previous[new] = step_rows.ravel()
         else:
-            steps.previous[new] = np.where(layout.begins, rows, before).ravel()
-        steps.stamp[new] = layout.stamps[1:].ravel()
-        inner, newest = span(new[: count - width]), new[count - width :]
-        for name, column in self._observations.items():
-            stored = steps.columns[name]
+            storage.previous[new] = np.where(boundaries.starts, rows, step_rows).ravel()
+        storage.step_ids[new] = boundaries.step_ids[1:].ravel()
+        inner, newest = as_slice(new[: count - width]), new[count - width :]
+        for name, spec in self._observations.items():
+            column = storage.columns[name]
             if length > 1:
-                stored[inner] = values[name][1:].reshape(-1, *column.shape)
-            stored[newest] = after[name]
-        if layout.finals is not None:
-            self._append_ends(layout.stamps[layout.finals], before[layout.finals], ends, layout.finals, final)
+                column[inner] = values[name][1:].reshape(-1, *spec.shape)
+            column[newest] = last_values[name]
+        if boundaries.finals is not None:
+            self._write_finals(boundaries, step_rows, final_rows, final_observations)
             newest = allocated[count - width :]
-        for name, column in self._others.items():
-            stored, value = steps.columns[name], values[name]
-            stored[tails] = value[0]
+        for name, spec in self._others.items():
+            column, value = storage.columns[name], values[name]
+            column[tails] = value[0]
             if length > 1:
-                stored[inner] = value[1:].reshape(-1, *column.shape)
-            stored[newest] = 0
-            if real is not None and layout.begins is not None:
-                stored[before[~real]] = 0
-        return rows, ends
+                column[inner] = value[1:].reshape(-1, *spec.shape)
+            column[newest] = 0
+            if mask is not None and boundaries.starts is not None:
+                column[step_rows[~mask]] = 0
+        return rows, final_rows
 
-    def _append_ends(
-        self, stamps: Array, before: Rows, ends: Rows, finals: tuple[Array, Array], final: Sequence[Any]
+    def _write_finals(
+        self,
+        boundaries: EpisodeBoundaries,
+        step_rows: Array,
+        final_rows: Rows,
+        final_observations: FinalObservations,
     ) -> None:
-        """Final observations; where none is given the one before stands in for it, and is not looked at."""
-        steps = self.table.steps
-        steps.previous[ends] = before
-        steps.stamp[ends] = stamps + 1
+        """Write final observations; a missing one is a copy of the observation before it, and never used."""
+        assert boundaries.finals is not None
+        storage = self.table.storage
+        before = step_rows[boundaries.finals]
+        storage.previous[final_rows] = before
+        storage.step_ids[final_rows] = boundaries.step_ids[boundaries.finals] + 1
         for name in self._observations:
-            steps.columns[name][ends] = steps.columns[name][before]
-        if final:
-            places = zip(finals[0].tolist(), finals[1].tolist(), strict=True)
-            index = dict(zip(places, ends.tolist(), strict=True))
-            for time, stream, observation in final:
-                for name, value in flattened({"observation": observation}).items():
-                    steps.columns[name][index[time, stream]] = value
+            storage.columns[name][final_rows] = storage.columns[name][before]
+        if final_observations:
+            times, streams = (index.tolist() for index in boundaries.finals)
+            row_at = dict(zip(zip(times, streams, strict=True), final_rows.tolist(), strict=True))
+            for time, stream, observation in final_observations:
+                for name, value in flatten_columns({"observation": observation}).items():
+                    storage.columns[name][row_at[time, stream]] = value
 
-    def _keep(self, chosen: Array | slice, known: Rows, ends: Rows, age: Array) -> None:
-        """Refer to those rows that windows yet to come may need, and to no others."""
-        if self._reach == 1:
-            unneeded = known[:-1].ravel()
+    def _update_history(self, streams: Array | slice, newest: Array, final_rows: Rows, counts: Array) -> None:
+        """Hold references to the rows that future windows need, and to no others."""
+        if self._history_length == 1:
+            released = newest[:-1].ravel()
         else:
-            keep = np.minimum(np.maximum(age - self.cut.due(age) + self.table.stack, 1), age + 1)
-            distance = np.arange(len(known) - 1, -1, -1)[:, None]
-            held = distance < self._held[chosen] + (len(known) - self._reach)
-            unneeded = known[held & (distance >= keep)]
-            self._held[chosen] = keep
-        self.table.steps.release(np.concatenate([unneeded, ends]) if ends.size else unneeded)
-        self._history[:, chosen] = known[-self._reach :]
+            needed = counts - self.windowing.next_start(counts) + self.table.stack
+            needed = np.minimum(np.maximum(needed, 1), counts + 1)
+            distance = np.arange(len(newest) - 1, -1, -1)[:, None]
+            held = distance < self._num_held[streams] + (len(newest) - self._history_length)
+            released = newest[held & (distance >= needed)]
+            self._num_held[streams] = needed
+        self.table.storage.release(np.concatenate([released, final_rows]) if final_rows.size else released)
+        self._history[:, streams] = newest[-self._history_length :]
 
     # State -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the streams are; rows are in the table's state."""
-        return {"history": self._history.copy(), "held": self._held.copy(), "episodes": self._episodes}
+        """The streams' newest rows; their content is in the table's state."""
+        return {
+            "history": self._history.copy(),
+            "num_held": self._num_held.copy(),
+            "num_episodes": self._num_episodes,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with a table loaded from what was saved at the same moment."""
-        self._history, self._held = np.array(state["history"]), np.array(state["held"])
-        self._episodes = int(state["episodes"])
+        """Restore the streams; the table's state has to be of the same moment."""
+        self._history, self._num_held = np.array(state["history"]), np.array(state["num_held"])
+        self._num_episodes = int(state["num_episodes"])
 
 
-_NONE = np.empty(0, np.int64)
-
-
-def _arrays(columns: Mapping[str, Any]) -> dict[str, Array]:
+def _as_arrays(columns: Mapping[str, Any]) -> dict[str, Array]:
     flat: dict[str, Array] = {}
     for name, value in columns.items():
-        if type(value) is np.ndarray:  # the rule, and quickly told
+        if type(value) is np.ndarray:  # the common case, and fast
             flat[name] = value
         else:
-            flat.update((path, np.asarray(own)) for path, own in flattened({name: value}).items())
+            flat.update((path, np.asarray(leaf)) for path, leaf in flatten_columns({name: value}).items())
     return flat
 
 
 def _ended(values: dict[str, Array]) -> Array:
     if "terminated" not in values or "truncated" not in values:
-        raise ReplayError("columns to write have 'terminated' and 'truncated': which steps end an episode")
+        raise ReplayError("columns must include 'terminated' and 'truncated', to tell where episodes end")
     terminated, truncated = values["terminated"], values["truncated"]
     if terminated.ndim != 2 or terminated.shape != truncated.shape:
         raise ReplayError(
-            f"'terminated' and 'truncated' are [T, B], not {list(terminated.shape)} and "
+            f"'terminated' and 'truncated' must be [T, B], not {list(terminated.shape)} and "
             f"{list(truncated.shape)}"
         )
     return np.logical_or(terminated, truncated)

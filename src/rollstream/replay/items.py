@@ -1,0 +1,125 @@
+"""The items of a table, in parallel arrays indexed by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollstream.replay.selectors import Slots
+from rollstream.replay.step_storage import Rows
+
+Array = np.ndarray[Any, Any]
+
+
+class NewItems(NamedTuple):
+    """Items to insert: windows from row `start` up to, but not including, row `end`."""
+
+    start: Rows
+    end: Rows
+    lengths: Array
+    priorities: Array
+
+    def part(self, index: int, count: int) -> NewItems:
+        """`count` of them, from `index` on."""
+        return NewItems(*(array[index : index + count] for array in self))
+
+
+class Items:
+    """Keys, rows, priorities and sample counts of items.
+
+    A key has the slot in its low bits and a counter above them, so keys increase and are never reused.
+
+    Args:
+        capacity: Number of slots.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.size = 0
+        self.start, self.end = np.empty((2, capacity), np.int64)
+        self.priorities = np.empty(capacity)
+        self.times_sampled = np.zeros(capacity, np.int32)
+        self.keys = np.full(capacity + 1, -1, np.int64)
+        self.keys[capacity] = 0  # never matches: keys with an invalid slot are clipped to this entry
+        self._slot_bits = capacity.bit_length()
+        self._next_key = 0
+        self._free = np.empty(capacity, np.int64)  # stack of freed slots
+        self._num_free = 0
+        self._high_water = 0  # slots from here on have never been used
+
+    @property
+    def item_bytes(self) -> int:
+        """Memory per item."""
+        arrays = (self.keys, self.start, self.end, self.priorities, self.times_sampled)
+        return sum(array.itemsize for array in arrays)
+
+    def slots(self) -> Slots:
+        """The slots in use."""
+        return np.flatnonzero(self.keys[:-1] >= 0)
+
+    def find(self, keys: Array) -> tuple[Slots, Array]:
+        """Slots of those items that exist, and a mask of which they are."""
+        keys = np.asarray(keys, np.int64)
+        slots = keys & ((1 << self._slot_bits) - 1)
+        found = self.keys.take(slots, mode="clip") == keys
+        return (slots, found) if np.count_nonzero(found) == len(found) else (slots[found], found)
+
+    def allocate(self, count: int) -> Slots:
+        """Take free slots."""
+        self.size += count
+        reused = min(count, self._num_free)
+        self._num_free -= reused
+        slots = self._free[self._num_free : self._num_free + reused]
+        if reused == count:
+            return slots.copy()
+        unused = np.arange(self._high_water, self._high_water + count - reused)
+        self._high_water += len(unused)
+        return np.concatenate([slots, unused])
+
+    def write(self, slots: Slots, new: NewItems) -> Array:
+        """Write items into slots, and return their keys."""
+        count = len(slots)
+        keys = (np.arange(self._next_key, self._next_key + count) << self._slot_bits) | slots
+        self._next_key += count
+        self.keys[slots] = keys
+        self.start[slots], self.end[slots] = new.start, new.end
+        self.priorities[slots] = new.priorities
+        self.times_sampled[slots] = 0
+        return keys
+
+    def free(self, slots: Slots) -> None:
+        """Give slots back."""
+        self.keys[slots] = -1
+        self._free[self._num_free : self._num_free + len(slots)] = slots
+        self._num_free += len(slots)
+        self.size -= len(slots)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items, and which slots and keys come next."""
+        slots = self.slots()
+        return {
+            "slots": slots,
+            "keys": self.keys[slots],
+            "start": self.start[slots],
+            "end": self.end[slots],
+            "priorities": self.priorities[slots],
+            "times_sampled": self.times_sampled[slots],
+            "free": self._free[: self._num_free].copy(),
+            "next_key": self._next_key,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the items."""
+        slots = np.asarray(state["slots"])
+        self.keys[:-1] = -1
+        self.keys[slots] = state["keys"]
+        self.start[slots], self.end[slots] = state["start"], state["end"]
+        self.priorities[slots] = state["priorities"]
+        self.times_sampled[slots] = state["times_sampled"]
+        self._num_free = len(state["free"])
+        self._free[: self._num_free] = state["free"]
+        self._next_key = int(state["next_key"])
+        self.size = len(slots)
+        self._high_water = self.size + self._num_free

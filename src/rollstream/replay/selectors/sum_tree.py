@@ -1,0 +1,108 @@
+"""A sum tree: weighted sampling in logarithmic time (Schaul et al., 2016, arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class SumTree:
+    """Weights as the leaves of a tree whose nodes hold the sum of their 16 children.
+
+    Each inner node also holds the running sums of its children, so descending one level compares 16 adjacent
+    numbers. Sums are always computed from the children: they do not drift, and depend only on the weights.
+
+    Args:
+        capacity: Number of leaves.
+    """
+
+    BITS = 4
+    WIDTH = 1 << BITS
+    MAX_ROOTS = 4096
+    """Nodes of the top level, which is searched by its cumulative sum. With 1M items, sampling and updating
+    1024 took 620 us with two levels below such a top, and 955 us with three below a smaller one; 32 items
+    took 65 us and 67 us."""
+
+    def __init__(self, capacity: int):
+        self._sums: list[Array] = []  # per level, from the leaves up
+        self._running: list[Array] = []  # per inner node, the sum of the children before each child
+        count = capacity
+        while True:
+            count = -(-count // self.WIDTH) * self.WIDTH
+            self._sums.append(np.zeros(count))
+            if count <= self.MAX_ROOTS:
+                break
+            count //= self.WIDTH
+            self._running.append(np.zeros((count, self.WIDTH)))
+        self._cumulative = np.zeros(len(self._sums[-1]) + 1)  # of the top level
+        self._stale: list[Array] = []  # leaves whose parents have to be summed again
+        self._num_stale = 0
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        self._refresh()
+        return float(self._cumulative[-1])
+
+    def update(self, leaves: Array, weights: Array | float) -> None:
+        """Set weights; sums are updated before the next read."""
+        self._sums[0][leaves] = weights
+        self._stale.append(leaves)
+        self._num_stale += len(leaves)
+        if self._num_stale > self.MAX_ROOTS:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        nodes = self._stale[0] if len(self._stale) == 1 else np.concatenate(self._stale)
+        self._stale, self._num_stale = [], 0
+        for level, running in enumerate(self._running):
+            nodes = nodes >> self.BITS
+            if nodes.size > 64:  # adjacent children share their parent
+                nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
+            children = self._sums[level].reshape(-1, self.WIDTH).take(nodes, axis=0)
+            sums = np.zeros_like(children)
+            children[:, :-1].cumsum(axis=1, out=sums[:, 1:])
+            running[nodes] = sums
+            self._sums[level + 1][nodes] = sums[:, -1] + children[:, -1]
+        self._sums[-1].cumsum(out=self._cumulative[1:])
+
+    def sample(self, uniforms: Array) -> tuple[Array, Array]:
+        """A leaf for each random number in [0, 1), in proportion to the weights; and its weight.
+
+        Rounding may carry a target to the end of a node, and from there to a leaf of weight 0. Such a target
+        is searched for again, with clipping. The total has to be positive.
+        """
+        targets = uniforms * self.total
+        leaves = self._find(targets)
+        weights = self._sums[0].take(leaves)
+        if np.count_nonzero(weights) < len(weights):
+            lost = np.flatnonzero(weights == 0)
+            leaves[lost] = self._find(targets[lost], clip=True)
+            weights = self._sums[0].take(leaves)
+        return leaves, weights
+
+    def _find(self, targets: Array, *, clip: bool = False) -> Array:
+        """The leaf at which the cumulative sum of the weights passes each target.
+
+        At every level, descend to the last child whose running sum is at most the rest of the target. With
+        `clip` the rest stays below the node's sum, so the child has a positive sum, however it was rounded.
+        """
+        if clip:
+            targets = np.minimum(targets, np.nextafter(self._cumulative[-1], 0))
+        nodes = self._cumulative.searchsorted(targets, side="right") - 1
+        np.minimum(nodes, len(self._cumulative) - 2, out=nodes)
+        before = self._cumulative.take(nodes)
+        for sums, running in zip(self._sums[:0:-1], self._running[::-1], strict=True):
+            targets = targets - before
+            if clip:
+                targets = np.minimum(targets, np.nextafter(sums.take(nodes), 0))
+            above = running.take(nodes, axis=0) > targets[:, None]
+            # The child before the first one above the target; the last child if none is (argmax 0).
+            nodes = (nodes << self.BITS) + ((above.argmax(axis=1) - 1) & (self.WIDTH - 1))
+            before = running.ravel().take(nodes)
+        return nodes
