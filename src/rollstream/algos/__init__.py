@@ -60,8 +60,8 @@ def algorithm(name: str) -> Algorithm[Any]:
             *parts, "algorithm", lambda value: isinstance(value, Algorithm), UnknownAlgorithm
         )
     raise UnknownAlgorithm(
-        f"there is no algorithm {name!r}{nearest(name, _REGISTRY)}; there are {', '.join(_REGISTRY)}, and your "
-        f"own as my_file.py:MyAlgorithm"
+        f"there is no algorithm {name!r}{nearest(name, _REGISTRY)}; there are {', '.join(_REGISTRY)}, and "
+        f"your own as my_file.py:MyAlgorithm"
     )
 
 

@@ -47,7 +47,7 @@ class Config(AlgorithmConfig):
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     gae_lambda: Fraction = 1.0
-    """Lambda of generalized advantage estimation (GAE): 0 for one-step TD errors, 1 for Monte Carlo returns."""
+    """Lambda of generalized advantage estimation (GAE): 0 for TD errors, 1 for Monte Carlo returns."""
     entropy_coefficient: float = 0.0
     """Coefficient of the entropy bonus in the loss (ent_coef)."""
     value_coefficient: NonNegativeFloat = 0.5

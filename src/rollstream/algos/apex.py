@@ -1,8 +1,8 @@
 """Ape-X: distributed prioritized experience replay (Horgan et al., 2018, https://arxiv.org/abs/1803.00933).
 
-Workers explore, each with its own epsilon, and compute initial priorities. Replay shards store their rollouts,
-and one DQN learner trains on prioritized batches from them. All run at their own pace; a rate limiter fixes how
-often a transition is sampled.
+Workers explore, each with its own epsilon, and compute initial priorities. Replay shards store their
+rollouts, and one DQN learner trains on prioritized batches from them. All run at their own pace; a rate
+limiter fixes how often a transition is sampled.
 """
 
 from __future__ import annotations

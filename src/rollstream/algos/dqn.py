@@ -1,8 +1,8 @@
 """Deep Q-networks, DQN (Mnih et al., 2015, doi:10.1038/nature14236), with the extensions of Rainbow.
 
 Settings turn on double Q-learning (arXiv:1509.06461), dueling networks (arXiv:1511.06581), n-step returns,
-prioritized replay (arXiv:1511.05952) and distributional values (C51, arXiv:1707.06887). All of them together are
-Rainbow (arXiv:1710.02298) without noisy networks.
+prioritized replay (arXiv:1511.05952) and distributional values (C51, arXiv:1707.06887). All of them together
+are Rainbow (arXiv:1710.02298) without noisy networks.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Config(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_atoms > 1 and not self.value_range[0] < self.value_range[1]:
-            raise RollstreamError(f"value_range={self.value_range}: give the smallest value, then the largest")
+            raise RollstreamError(
+                f"value_range={self.value_range}: give the smallest value, then the largest"
+            )
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Scheduled values, given the fraction of the training that is done."""
@@ -147,8 +149,8 @@ def loss(
     $$L = \mathbb{E}\big[w \, \mathrm{huber}(R + \gamma^n \bar Q(s', a') - Q(s, a))\big],
     \qquad a' = \arg\max_a Q(s', a)$$
 
-    With atoms it is the cross entropy to the projected distribution of $R + \gamma^n \bar Z(s', a')$ (C51). The
-    absolute TD error, or the cross entropy, is the new priority of a transition.
+    With atoms it is the cross entropy to the projected distribution of $R + \gamma^n \bar Z(s', a')$ (C51).
+    The absolute TD error, or the cross entropy, is the new priority of a transition.
     """
     outputs_tm1 = policy.outputs(weights, batch["observation"])
     q_tm1 = _select_action(outputs_tm1, batch["action"])

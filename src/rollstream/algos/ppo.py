@@ -1,8 +1,8 @@
 """Proximal policy optimization, PPO (Schulman et al., 2017, https://arxiv.org/abs/1707.06347).
 
 The workers sample rollouts under the same weights and compute advantages by GAE. The learner trains on all of
-them for several epochs of minibatches with the clipped surrogate objective, then sends the new weights to every
-worker.
+them for several epochs of minibatches with the clipped surrogate objective, then sends the new weights to
+every worker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Config(AlgorithmConfig):
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     gae_lambda: Fraction = 0.95
-    """Lambda of generalized advantage estimation (GAE): 0 for one-step TD errors, 1 for Monte Carlo returns."""
+    """Lambda of generalized advantage estimation (GAE): 0 for TD errors, 1 for Monte Carlo returns."""
     clip_range: NonNegativeFloat = 0.2
     """Clipping range (epsilon) of the probability ratio between the new and the old policy."""
     clip_range_decay: bool = False
@@ -96,8 +96,9 @@ class Config(AlgorithmConfig):
     def __post_init__(self) -> None:
         if self.batch_size % self.minibatch_size:
             raise RollstreamError(
-                f"a batch of {self.num_envs} environments x {self.rollout_length} steps cannot be divided into "
-                f"minibatches of {self.minibatch_size}; set minibatch_size to a divisor of {self.batch_size}"
+                f"a batch of {self.num_envs} environments x {self.rollout_length} steps cannot be divided "
+                f"into minibatches of {self.minibatch_size}; set minibatch_size to a divisor of "
+                f"{self.batch_size}"
             )
 
     @property
@@ -176,9 +177,7 @@ _LOSS_COLUMNS = ("observation", "action", "log_prob", "advantage", "value_target
 
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     """Adam; all epochs and minibatches of a batch are one jitted call."""
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5)
-    )
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
 
     def update(weights: Weights, opt_state: Any, batch: Batch, permutations: Array, schedules: Any) -> Any:
         def step(carry: Any, minibatch: Any) -> tuple[Any, Metrics]:

@@ -1,7 +1,7 @@
 """Soft actor-critic, SAC (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905).
 
-The actor maximizes the lower of two critics' values plus its entropy, weighted by a temperature that is learned.
-Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207).
+The actor maximizes the lower of two critics' values plus its entropy, weighted by a temperature that is
+learned. Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207).
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         grads, critic_metrics = compute_grads(
             partial(critic_loss, policy, critics, target, batch), state["critic"]
         )
-        critic, critic_opt = apply_updates(
-            adam, learning_rate, grads, opt_states["critic"], state["critic"]
-        )
+        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
 
         grads, actor_metrics = compute_grads(
             partial(actor_loss, policy, critics, critic, temperature, noise[1], batch), weights

@@ -1,7 +1,7 @@
 """Twin delayed DDPG, TD3 (Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477).
 
-A deterministic actor maximizes the first of two critics, whose targets use the lower of both and smoothing noise
-on the target action. The actor is updated less often than the critics.
+A deterministic actor maximizes the first of two critics, whose targets use the lower of both and smoothing
+noise on the target action. The actor is updated less often than the critics.
 """
 
 from __future__ import annotations
@@ -178,9 +178,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         return_t, discount_t = n_step_returns(batch, config.gamma)
         target = return_t + discount_t * q_value_t
         grads, metrics = compute_grads(partial(critic_loss, policy, critics, target, batch), state["critic"])
-        critic, critic_opt = apply_updates(
-            adam, learning_rate, grads, opt_states["critic"], state["critic"]
-        )
+        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
 
         def update_actor() -> tuple[Any, ...]:
             grads, metrics = compute_grads(partial(actor_loss, policy, critics, critic, batch), actor)

@@ -1,8 +1,8 @@
 """Action distributions: pure functions from the outputs of a network to actions.
 
 Noise is an argument, drawn by NumPy outside: a step is then about 30 us faster than with random keys split
-inside the jitted function. Functions that act take `xp`, JAX's NumPy or NumPy itself, so that small networks can
-act without JAX (see `Policy`). All arrays may have any leading axes.
+inside the jitted function. Functions that act take `xp`, JAX's NumPy or NumPy itself, so that small networks
+can act without JAX (see `Policy`). All arrays may have any leading axes.
 """
 
 from __future__ import annotations

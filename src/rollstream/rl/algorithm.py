@@ -38,8 +38,8 @@ class Task:
         if num_envs % workers:
             enough, plural = math.ceil(num_envs / workers) * workers, "s" * (num_envs > 1)
             raise RollstreamError(
-                f"{num_envs} environment{plural} cannot be divided evenly among {workers} workers; set num_envs "
-                f"to a multiple of {workers}, such as {enough}"
+                f"{num_envs} environment{plural} cannot be divided evenly among {workers} workers; set "
+                f"num_envs to a multiple of {workers}, such as {enough}"
             )
         return num_envs // workers
 

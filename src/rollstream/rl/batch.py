@@ -21,8 +21,9 @@ class BatchError(RollstreamError):
 class Batch(dict[str, Any]):
     """A dict of columns, and a JAX pytree. A column may be a dict or tuple of arrays, as observations can be.
 
-    Every row of a batch that a worker sends is a step that was taken: a plain mean over rows is right for every
-    environment. Provenance (the worker, the version of its weights) travels beside the batch through a flow.
+    Every row of a batch that a worker sends is a step that was taken: a plain mean over rows is right for
+    every environment. Provenance (the worker, the version of its weights) travels beside the batch through a
+    flow.
 
     >>> batch = Batch(reward=np.ones((4, 2)), observation={"position": np.zeros((4, 2, 3))})
     >>> batch.shape, batch.steps
@@ -39,7 +40,9 @@ class Batch(dict[str, Any]):
             raise BatchError("a batch without columns has no shape")
         shape = np.shape(leaves[0])
         if len(shape) < 2:
-            raise BatchError(f"columns of a batch have shape [T, B, ...]; the first one here has {list(shape)}")
+            raise BatchError(
+                f"columns of a batch have shape [T, B, ...]; the first one here has {list(shape)}"
+            )
         return shape[0], shape[1]
 
     @property
@@ -85,7 +88,9 @@ class Batch(dict[str, Any]):
         for other in batches[1:]:
             if other.keys() != first.keys():
                 odd = ", ".join(sorted(other.keys() ^ first.keys()))
-                raise BatchError(f"batches with different columns cannot be concatenated: {odd} is only in some")
+                raise BatchError(
+                    f"batches with different columns cannot be concatenated: {odd} is only in some"
+                )
             if other.shape[0] != first.shape[0]:
                 raise BatchError(
                     f"batches of {first.shape[0]} and {other.shape[0]} steps cannot be concatenated"

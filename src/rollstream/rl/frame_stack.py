@@ -1,4 +1,4 @@
-"""Frame stacking: observations that show the last few frames, along the channels of images or the last axis."""
+"""Frame stacking: observations of the last few frames, along the channels of images or the last axis."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def compute_gae(
     Args:
         reward: Reward of each step.
         value: Value of the observation each step was taken in.
-        next_value: Value of the observation each step led to: 0 where the episode terminated, that of the final
-            observation where it was truncated. See `bootstrap_values`.
+        next_value: Value of the observation each step led to: 0 where the episode terminated, that of the
+            final observation where it was truncated. See `bootstrap_values`.
         done: Whether the episode ended with the step, by termination or truncation.
         gamma: Discount factor.
         gae_lambda: 0 for the one-step TD error, 1 for Monte Carlo returns.
@@ -100,8 +100,8 @@ def _estimate(
 
 def _final_values(policy: ActorCriticPolicy, value: Any, weights: Weights, rollout: Rollout) -> Array:
     """Values of final observations, B at a time so that one compilation does; NaN elsewhere."""
-    final_value = np.full(rollout.columns["reward"].shape, np.nan, np.float32)
-    width = final_value.shape[1]
+    length, width = rollout.columns.shape
+    final_value = np.full((length, width), np.nan, np.float32)
     for start in range(0, len(rollout.final_observations), width):
         chunk = rollout.final_observations[start : start + width]
         observations = zeros(policy.observation_space, width)

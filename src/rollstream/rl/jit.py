@@ -18,8 +18,8 @@ def jit(function: Callable[..., Any], *, concurrent: bool = False) -> Any:
 
     Args:
         function: A pure function of arrays.
-        concurrent: Let XLA run independent operations at the same time on a CPU. Two critics of 256 x 256 then
-            take two thirds of the time; networks of 64 x 64 take longer, because handing work to another thread
-            costs more than the work (40 instead of 25 ms for an update of PPO).
+        concurrent: Let XLA run independent operations at the same time on a CPU. Two critics of 256 x 256
+            then take two thirds of the time; networks of 64 x 64 take longer, because handing work to another
+            thread costs more than the work (40 instead of 25 ms for an update of PPO).
     """
     return jax.jit(function, compiler_options={} if concurrent else _SEQUENTIAL)

@@ -43,12 +43,13 @@ class Learner:
         policy: The policy whose weights are trained.
         update: Trains on a batch; jitted here. `None` for a learner that only applies gradients.
         optimizer: Applies gradients that workers computed; its state is the learner's state by default.
-        init_state: Creates the learner's state from the initial parameters, if it is more than the optimizer's:
-            target networks, critics, several optimizers.
-        random_inputs: Draws the random inputs of an update; in NumPy, because shuffling in XLA takes a fifth of
-            an update.
+        init_state: Creates the learner's state from the initial parameters, if it is more than the
+            optimizer's: target networks, critics, several optimizers.
+        random_inputs: Draws the random inputs of an update; in NumPy, because shuffling in XLA takes a fifth
+            of an update.
         schedules: Scheduled values by name, such as the learning rate, given the fraction of training done.
-        updates_per_batch: How much a batch adds to the metric `n_updates`: the number of epochs, for instance.
+        updates_per_batch: How much a batch adds to the metric `n_updates`: the number of epochs, for
+            instance.
         seed: Seed of the initial weights and of the random inputs.
         total_steps: Environment steps of the whole training.
         concurrent: Whether independent parts of the update run at the same time; see `jit`.
@@ -137,8 +138,8 @@ class Learner:
         if bad:  # a part of the loss comes first: it is nearest to the cause
             others = f", and so {'is' if len(bad) == 2 else 'are'} {', '.join(bad[1:])}" if bad[1:] else ""
             raise Diverged(
-                f"{bad[0]} is {metrics[bad[0]]} in update {self.version + 1}{others}; the weights before it are "
-                f"kept. Try a smaller learning rate, or look for NaN or infinite rewards or observations"
+                f"{bad[0]} is {metrics[bad[0]]} in update {self.version + 1}{others}; the weights before it "
+                f"are kept. Try a smaller learning rate, or look for NaN or infinite rewards or observations"
             )
 
     def get_weights(self) -> Weights:

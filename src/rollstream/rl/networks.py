@@ -56,7 +56,10 @@ class Convolution(eqx.Module):
 
     def __call__(self, image: Array) -> Array:
         """The layer's output."""
-        branches = {"cpu": lambda own: self._as_product(own), "default": lambda own: self._as_convolution(own)}
+        branches = {
+            "cpu": lambda own: self._as_product(own),
+            "default": lambda own: self._as_convolution(own),
+        }
         return lax.platform_dependent(image, **branches) + self.bias
 
     def _as_convolution(self, image: Array) -> Array:
@@ -66,8 +69,8 @@ class Convolution(eqx.Module):
     def _as_product(self, image: Array) -> Array:
         """The same as one matrix product: on a CPU, XLA's convolution is 30 times slower inside a loop.
 
-        The pixels of a stride become channels, so that a filter covers few positions. Filters are a multiple of
-        the stride wide.
+        The pixels of a stride become channels, so that a filter covers few positions. Filters are a multiple
+        of the stride wide.
         """
         filters, channels, size, _ = self.weight.shape
         stride, wide = self.stride, size // self.stride
@@ -159,11 +162,12 @@ class Encoder(eqx.Module):
 
     def __call__(self, observation: Any) -> Array:
         """The vector."""
-        parts = [
+        parts = leaves(self.space)
+        vectors = [
             self.images[path](own) if is_image(part) else flat_features(part, own)
-            for (path, part), own in zip(leaves(self.space), leaf_values(self.space, observation), strict=True)
+            for (path, part), own in zip(parts, leaf_values(self.space, observation), strict=True)
         ]
-        return jnp.concatenate(parts)
+        return jnp.concatenate(vectors)
 
 
 class ActorCritic(eqx.Module):
@@ -198,7 +202,7 @@ def actor_critic(
     activation: str = "tanh",
     log_std: float = 0.0,
 ) -> ActorCritic:
-    """The default actor-critic network, with orthogonal initialization and a small last layer of the actor."""
+    """The default actor-critic network: orthogonal initialization, small in the actor's last layer."""
     encoder = Encoder(space, random)
     actor, critic = (MLP(encoder.size, hidden, activation, random) for _ in range(2))
     last = hidden[-1] if hidden else encoder.size
@@ -293,8 +297,8 @@ def head_network(
 def acts_in_numpy(space: gymnasium.Space[Any], network: Any, kind: type, num_envs: int) -> bool:
     """Whether a network can act with NumPy: ours, not your own, on a plain Box, and small.
 
-    Calling a jitted function costs more than a small network: with 8 CartPoles and two layers of 64, a step takes
-    87 us instead of 127, environments included.
+    Calling a jitted function costs more than a small network: with 8 CartPoles and two layers of 64, a step
+    takes 87 us instead of 127, environments included.
     """
     if type(network) is not kind or type(network.encoder) is not Encoder:
         return False

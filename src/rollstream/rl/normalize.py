@@ -1,8 +1,8 @@
 """Running statistics that normalize observations and rewards.
 
 The statistics are weights like the parameters: saved, and sent to the workers. The learner updates them with
-each batch after training on it, so all workers use the same statistics, and the learner trains on a batch with
-those it was sampled with.
+each batch after training on it, so all workers use the same statistics, and the learner trains on a batch
+with those it was sampled with.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def replay_buffers(
 def replay_buffer(
     workers: WorkerSet, *, buffer_size: int, batch_size: int, learning_starts: int, **options: Any
 ) -> ReplayBuffer:
-    """A replay buffer in the driver. Sampling starts at `learning_starts` transitions; see `replay_buffers`."""
+    """A replay buffer in the driver, sampled from `learning_starts` transitions on; see `replay_buffers`."""
     min_size = max(1, learning_starts)
     make = replay_buffers(
         workers, buffer_size=buffer_size, batch_size=batch_size, min_size=min_size, **options

@@ -111,7 +111,7 @@ _METRIC_NAMES = {"epsilon": "rollout/exploration_rate"}
 
 
 class TrainOneStep(_Training):
-    """Trains the learner on a batch and sends the new weights to every worker, unless `send_weights=False`."""
+    """Trains the learner on a batch and, unless `send_weights=False`, sends every worker the new weights."""
 
     def __init__(self, workers: WorkerSet, *, send_weights: bool = True):
         super().__init__(workers)

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 Weights: TypeAlias = dict[str, Any]
-"""Arrays by name. Workers receive and checkpoints save all of them: parameters, running statistics, epsilon."""
+"""Arrays by name. Workers receive and checkpoints save all of them: parameters, running statistics,
+epsilon."""
 TRAINABLE_PREFIX = "network"
 """Names of parameters start with it; only these have gradients."""
 _SEED_STREAM = (0, 0, 3)
@@ -47,9 +48,14 @@ class ModuleParams:
         arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self.names])
         return eqx.combine(arrays, self._static)
 
-    def numpy_module(self, weights: Weights) -> Any:
-        """The module with NumPy arrays, laid out so that the transpose of a matrix is contiguous."""
-        return self.module({name: np.asfortranarray(weights[name]) for name in self.names})
+    def numpy_module(self, weights: Weights, rows: int) -> Any:
+        """The module with NumPy arrays, for that many rows at once.
+
+        For several rows the transpose of a matrix is contiguous, which is faster. One row gains nothing, and
+        its weights may be used only once: they are not copied.
+        """
+        convert = np.asfortranarray if rows > 1 else np.asarray
+        return self.module({name: convert(weights[name]) for name in self.names})
 
 
 def _is_array(leaf: Any) -> bool:

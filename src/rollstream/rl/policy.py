@@ -64,7 +64,7 @@ class NumpyPolicy(Protocol):
         """Whether `numpy_step` is available and faster for this many observations."""
         ...
 
-    def numpy_step(self, weights: Weights) -> Act:
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """The policy's `step` with these weights, computed by NumPy."""
         ...
 
@@ -145,16 +145,17 @@ class ActorCriticPolicy:
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, ActorCritic, num_envs)
 
-    def numpy_step(self, weights: Weights) -> Act:
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, distribution, mean = self.params.numpy_module(weights), self.distribution, None
+        network, distribution, normalized = self.params.numpy_module(weights, num_envs), self.distribution, None
         if self.normalize_observations:
             moments = Moments.from_weights(weights, "observation")
-            mean, std = np.asarray(moments.mean), np.asarray(moments.std)
+            normalized = np.asarray(moments.mean), np.asarray(moments.std)
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
             x = observation.reshape(len(observation), -1)
-            if mean is not None:
+            if normalized is not None:
+                mean, std = normalized
                 x = np.clip((x - mean) / std, -CLIP, CLIP)
             return distribution.sample(network.actor_outputs(x, np), noise, np), state
 

@@ -82,9 +82,9 @@ class QPolicy:
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, QNetwork, num_envs)
 
-    def numpy_step(self, weights: Weights) -> Act:
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, epsilon = self.params.numpy_module(weights), np.asarray(weights["epsilon"])
+        network, epsilon = self.params.numpy_module(weights, num_envs), np.asarray(weights["epsilon"])
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
             outputs = network.from_features(observation.reshape(len(observation), -1), np)

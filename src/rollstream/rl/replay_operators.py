@@ -97,9 +97,9 @@ def ParallelReplay(shards: ReplayShards) -> ParIter[ReplayBatch]:  # noqa: N802
 class NormalizeProbabilities:
     """Makes `relative_probability` comparable between shards: relative to the minimum over all of them.
 
-    The minimum is over the newest batch of each shard. Shards are sampled equally often, so the probability of an
-    item is that within its shard divided by the number of shards; a shard that replies faster than others is
-    sampled more often than that.
+    The minimum is over the newest batch of each shard. Shards are sampled equally often, so the probability
+    of an item is that within its shard divided by the number of shards; a shard that replies faster than
+    others is sampled more often than that.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,9 @@ class _Reporter:
         self._pending += steps > 0
         if steps and (self._pending >= self._every or before < self._total <= self._steps):
             return [self._report()]
-        return [{"time/total_timesteps": self._steps, "time/heartbeat": 1}] if self._heartbeat.is_due() else []
+        return (
+            [{"time/total_timesteps": self._steps, "time/heartbeat": 1}] if self._heartbeat.is_due() else []
+        )
 
     def _add(self, report: Report) -> None:
         if (episodes := report.pop("episodes", None)) is not None and len(episodes):

@@ -22,9 +22,9 @@ class Rollout:
     """Consecutive steps of B environments, before postprocessing."""
 
     columns: Batch
-    """`observation`, `action`, `reward`, `terminated`, `truncated` and statistics of episodes, `[T, B, ...]`. With
-    vector environments that reset in the step after the end of an episode, `mask` is False in those steps: they
-    ignore their action and have no reward."""
+    """`observation`, `action`, `reward`, `terminated`, `truncated` and statistics of episodes, `[T, B, ...]`.
+    With vector environments that reset in the step after the end of an episode, `mask` is False in those
+    steps: they ignore their action and have no reward."""
     last_observation: Observation
     """The observation after the last step, `[B, ...]`."""
     final_observations: list[tuple[int, int, Observation]]
@@ -64,13 +64,11 @@ def newest_frames(rollout: Rollout, space: gymnasium.Space[Any], frame_stack: in
     )
 
 
-def replace_reset_steps(
-    batch: Batch, mask: np.ndarray[Any, Any], generator: np.random.Generator
-) -> Batch:
+def replace_reset_steps(batch: Batch, mask: np.ndarray[Any, Any], generator: np.random.Generator) -> Batch:
     """The batch without `mask`; steps that only reset an environment become copies of random other steps.
 
-    Every row is then a step that was taken, the shape is static, and a plain mean over the rows is an unbiased
-    estimate of the mean over the steps. At least one step has to be no reset.
+    Every row is then a step that was taken, the shape is static, and a plain mean over the rows is an
+    unbiased estimate of the mean over the steps. At least one step has to be no reset.
     """
     columns = {name: column for name, column in batch.items() if name != "mask"}
     if mask.all():

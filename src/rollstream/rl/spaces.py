@@ -29,8 +29,8 @@ def require_observation_space(space: Space[Any], path: str = "the observation sp
             require_observation_space(part, f"{path}[{index}]")
     elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise SpaceError(
-            f"{path} is {space}; policies support Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple "
-            f"of these. Wrap the environment in a gymnasium.ObservationWrapper that returns one of them"
+            f"{path} is {space}; policies support Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
+            f"Tuple of these. Wrap the environment in a gymnasium.ObservationWrapper that returns one of them"
         )
 
 
@@ -88,7 +88,9 @@ def replace_leaves(space: Space[Any], observation: Observation, new: Iterator[An
             for name, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
-        return tuple(replace_leaves(part, own, new) for part, own in zip(space.spaces, observation, strict=True))
+        return tuple(
+            replace_leaves(part, own, new) for part, own in zip(space.spaces, observation, strict=True)
+        )
     return next(new)
 
 

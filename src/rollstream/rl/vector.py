@@ -1,8 +1,8 @@
 """Vector environments with one interface for all of Gymnasium's autoreset modes.
 
-Gymnasium's vector environments reset in the step that ends an episode (SAME_STEP), in the step after it, which
-ignores its action (NEXT_STEP), or when asked to (DISABLED). A `VectorStep` has the observation to act on next,
-the final observations of episodes that ended, and a mask of the steps that were not resets.
+Gymnasium's vector environments reset in the step that ends an episode (SAME_STEP), in the step after it,
+which ignores its action (NEXT_STEP), or when asked to (DISABLED). A `VectorStep` has the observation to act
+on next, the final observations of episodes that ended, and a mask of the steps that were not resets.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class NativeVector(Vector):
         return {"observation": copied, "action_mask": self._legal(info, needed, others)}
 
     def _legal(self, info: dict[str, Any], needed: Any, others: Any = None) -> np.ndarray[Any, Any]:
-        """Action masks of all environments: where none is reported or needed, those of `others`, or all ones."""
+        """Action masks; where none is reported or needed, those of `others`, or all ones."""
         reported = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.count)
         if (needed & ~reported).any():
             raise _missing_mask(self._environment)

@@ -42,8 +42,8 @@ class WorkerSpec:
     """Number of steps per environment in a rollout."""
     policy: PolicyMaker
     postprocess: Callable[[Any], Postprocess] | None = None
-    """Given the policy, returns the postprocessing of rollouts: GAE, for instance. Without it a worker sends the
-    columns of the rollout."""
+    """Given the policy, returns the postprocessing of rollouts: GAE, for instance. Without it a worker sends
+    the columns of the rollout."""
     gradients: Callable[[Any], GradientFunction] | None = None
     """Given the policy, returns the gradient function, for plans that compute gradients on workers."""
     exploration: Callable[[Weights, int], Weights] | None = None
@@ -86,7 +86,9 @@ class RolloutWorker:
         )
         self._act: Any = None
         # Small weights travel with each call, which is faster than moving them to the device first.
-        self._moves_weights = self.policy.jit and (self._numpy_policy is None or jax.default_backend() != "cpu")
+        self._moves_weights = self.policy.jit and (
+            self._numpy_policy is None or jax.default_backend() != "cpu"
+        )
         self._postprocess = spec.postprocess(self.policy) if spec.postprocess is not None else None
         self._gradients = maybe_jit(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._generator = np.random.default_rng([*self._identity, 5])
@@ -109,7 +111,7 @@ class RolloutWorker:
             weights = self.spec.exploration(weights, self._identity[1])
         self.weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
         if self._numpy_policy is not None:
-            self._act = self._numpy_policy.numpy_step(weights)
+            self._act = self._numpy_policy.numpy_step(weights, self.spec.num_envs)
         else:
             self._act = partial(self._step, self.weights)
 
