@@ -49,7 +49,7 @@ REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.TrainOneStep: (WorkerSet.publish, RolloutWorker.set_weights),
     operators.ApplyGradients: (WorkerSet.publish, RolloutWorker.set_weights),
     operators.UpdateWeights: (WorkerSet.publish, RolloutWorker.set_weights),
-    replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.store, ReplayShard.update),
+    replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.insert, ReplayShard.update_priorities),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
 

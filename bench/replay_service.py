@@ -24,17 +24,16 @@ import support
 import rollstream as rs
 from rollstream.background_save import read_checksum
 from rollstream.engine import Actor
-from rollstream.replay import Column
-from rollstream.replay.buffer import Chunk
+from rollstream.replay import ArraySpec
+from rollstream.replay.buffer import Chunk, transition_buffer
 from rollstream.replay.service import ReplayShard, ReplayShards
-from rollstream.replay.transitions import transition_buffer
 
 SHAPE, STEPS, STACK, BATCH = (84, 84), 50, 4, 256
 SIGNATURE = {
-    "observation": Column(SHAPE, np.dtype(np.uint8)),
-    "action": Column((), np.dtype(np.int32)),
-    "reward": Column((), np.dtype(np.float32)),
-    "terminated": Column((), np.dtype(bool)),
+    "observation": ArraySpec(SHAPE, np.dtype(np.uint8)),
+    "action": ArraySpec((), np.dtype(np.int32)),
+    "reward": ArraySpec((), np.dtype(np.float32)),
+    "terminated": ArraySpec((), np.dtype(bool)),
 }
 PAUSE = 100.0
 """Milliseconds that sampling may stop for a checkpoint."""
@@ -42,7 +41,7 @@ PAUSE = 100.0
 
 def shard(engine: rs.Engine, size: int) -> ReplayShards:
     make = partial(
-        transition_buffer, SIGNATURE, size=size, min_size=1, batch_size=BATCH, frames=STACK, frame_axis=-1
+        transition_buffer, SIGNATURE, max_size=size, min_size=1, batch_size=BATCH, frame_stack=STACK
     )
     return ReplayShards(engine, make)
 
@@ -72,7 +71,7 @@ class Sender:
         """The bytes of so many chunks, once all are stored."""
         waiting = []
         for _ in range(count):
-            waiting.append(self._target.call("store", self._chunk))
+            waiting.append(self._target.call("insert", self._chunk))
             if len(waiting) > 2:
                 waiting.pop(0).result()
         for reply in waiting:
@@ -116,8 +115,8 @@ def traffic(seconds: float) -> list[Figure]:
             if count == 1:
                 given, start = 0, time.perf_counter()
                 while (passed := time.perf_counter() - start) < seconds:
-                    rows = shards.sample().rows
-                    given += rows["observation"].nbytes + rows["next_observation"].nbytes
+                    columns = shards.sample().columns
+                    given += columns["observation"].nbytes + columns["next_observation"].nbytes
                 figures.append(Figure("1 reader, GB/s sampled", given / passed / 1e9, limit))
     return figures
 

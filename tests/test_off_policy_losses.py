@@ -15,7 +15,7 @@ from rollstream.rl.action_distributions import LOG_STD, Squashed
 from rollstream.rl.algorithm import Task
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Diverged, trained
-from rollstream.rl.off_policy import Critics, importance, polyak, returns
+from rollstream.rl.off_policy import Critics, polyak, returns
 
 Weights = dict[str, Any]
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,))
@@ -89,7 +89,7 @@ def windows(n_step: int, actions: spaces.Space[Any], seed: int = 1) -> dict[str,
         "reward": np.where(within, random.normal(0, 2, (N, n_step)), 0).astype(np.float32),
         "terminated": last & dies[:, None],
         "length": length.astype(np.float32),
-        "likelihood": random.uniform(1, 5, N).astype(np.float32),
+        "relative_probability": random.uniform(1, 5, N).astype(np.float32),
     }
 
 
@@ -168,7 +168,7 @@ def dqn_loss_of(
             surprises.append(-(wanted * np.log(softmax(chosen))).sum())
             losses.append(surprises[-1])
         if config.priority_exponent:
-            losses[-1] *= float(rows["likelihood"][i]) ** -beta
+            losses[-1] *= float(rows["relative_probability"][i]) ** -beta
     return float(np.mean(losses)), np.array(surprises)
 
 
@@ -265,13 +265,6 @@ def test_targets_are_of_legal_actions() -> None:
             masked["action"] = rows["action"] % 2
             losses.append(float(dqn.loss(policy, config, tempting, 0.0, tempting, masked)[0]))
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-def test_importance_makes_up_for_likelihood() -> None:
-    rows = {"likelihood": np.array([1.0, 2, 4])}
-    np.testing.assert_allclose(importance(rows, 1.0), [1, 0.5, 0.25])
-    np.testing.assert_allclose(importance(rows, 0.5), [1, 0.5**0.5, 0.5])
-    np.testing.assert_allclose(importance(rows, 0.0), [1, 1, 1])
 
 
 def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:

@@ -20,7 +20,7 @@ from rollstream.algos import dqn
 from rollstream.engine import ActorContext, Deadlock, Deferred
 from rollstream.flow import Context
 from rollstream.replay import (
-    Column,
+    ArraySpec,
     Field,
     Fifo,
     InsertRefused,
@@ -33,9 +33,8 @@ from rollstream.replay import (
     Table,
     Transitions,
 )
-from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer, transition_buffer
 from rollstream.replay.service import ReplayShard, ReplayShards
-from rollstream.replay.transitions import transition_buffer
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import transition_signature, unfinished
 from rollstream.rl.replay_operators import (
@@ -76,19 +75,19 @@ def rollout_of(worker: RolloutWorker) -> Rollout:
     return worker.sample(Context("sample", ("worker", "sample", 0), None, {}))
 
 
-def buffer_of(n_step: int = 1, **options: Any) -> Buffer:
+def buffer_of(n_step: int = 1, **options: Any) -> ReplayBuffer:
     signature = transition_signature(Scripted.observation_space, Scripted.action_space)
-    options = {"size": 1000, "min_size": 1, "batch_size": 5000} | options
+    options = {"max_size": 1000, "min_size": 1, "batch_size": 5000} | options
     return transition_buffer(signature, 0, n_step=n_step, **options)
 
 
-def items_of(buffer: Buffer) -> list[dict[str, Any]]:
+def items_of(buffer: ReplayBuffer) -> list[dict[str, Any]]:
     """All transitions in the order they came, by drawing so many that none is left out."""
     samples = buffer.sample()
     assert samples is not None
     _, first = np.unique(samples.keys, return_index=True)
     assert len(first) == buffer.table.size
-    rows = {name: np.asarray(value)[first] for name, value in samples.rows.items()}
+    rows = {name: np.asarray(value)[first] for name, value in samples.columns.items()}
     return [{name: value[i] for name, value in rows.items()} for i in range(len(first))]
 
 
@@ -139,7 +138,7 @@ def test_what_is_remembered_is_what_the_environments_did(way: str, n_step: int) 
         expected += expected_transitions(first, actions[:, i], real[:, i], n_step)
     assert len(expected) >= 40
     assert sorted(map(known_of, items_of(buffer))) == sorted(expected)
-    assert store.steps == buffer.steps == real.sum()
+    assert store.steps == buffer.env_steps == real.sum()
     worker.close()
 
 
@@ -172,7 +171,7 @@ def test_a_worker_that_was_restarted_does_not_go_on_with_an_episode() -> None:
 def test_rollouts_of_two_workers_are_streams_of_their_own() -> None:
     chunks = [chunk_of(rollout_of(scripted_worker(index=index)), 10) for index in (0, 1)]
     assert [chunk.streams.tolist() for chunk in chunks] == [[0, 1], [2, 3]]
-    assert [chunk.steps for chunk in chunks] == [24, 24]
+    assert [chunk.env_steps for chunk in chunks] == [24, 24]
     assert [chunk.columns["action"].dtype for chunk in chunks] == [np.int32, np.int32]
 
 
@@ -210,37 +209,37 @@ def test_no_sample_comes_before_there_is_enough() -> None:
     found = Replay(buffer)
     stored = []
     for size in range(1, 12):
-        buffer.store(chunk([size], steps=size))
+        buffer.insert(chunk([size], env_steps=size))
         samples = buffer.sample()
         stored.append(samples is not None)
         if samples is not None:
-            assert samples.steps == size
-            assert samples.rows["reward"].shape == (4, 1)
+            assert samples.env_steps == size
+            assert samples.columns["reward"].shape == (4, 1)
     assert stored == [False] * 9 + [True] * 2
-    assert next(found).steps == 11
+    assert next(found).env_steps == 11
 
 
 def test_the_same_seed_and_number_draw_the_same() -> None:
     signature = transition_signature(Scripted.observation_space, Scripted.action_space)
 
     def drawn(number: int, seed: int) -> list[float]:
-        buffer = transition_buffer(signature, number, size=99, min_size=1, batch_size=20, seed=seed)
-        buffer.store(chunk(np.arange(50)))
+        buffer = transition_buffer(signature, number, max_size=99, min_size=1, batch_size=20, seed=seed)
+        buffer.insert(chunk(np.arange(50)))
         samples = buffer.sample()
         assert samples is not None
-        return samples.rows["reward"][:, 0].tolist()
+        return samples.columns["reward"][:, 0].tolist()
 
     assert drawn(0, 1) == drawn(0, 1)
     assert len({tuple(drawn(number, seed)) for number in (0, 1) for seed in (1, 2)}) == 4
 
 
 def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> None:
-    buffer = buffer_of(exponent=1.0, batch_size=4000)
-    buffer.store(chunk(np.arange(10)))
+    buffer = buffer_of(priority_exponent=1.0, batch_size=4000)
+    buffer.insert(chunk(np.arange(10)))
     samples = buffer.sample()
     assert samples is not None
     keys, first = np.unique(samples.keys, return_index=True)
-    value = samples.rows["reward"][first, 0]
+    value = samples.columns["reward"][first, 0]
     surprise = np.where(value == 3, 9.0, 1.0)
     surprise[value == 5] = 0
     report = {"surprise": (keys, surprise), "train/loss": 1.0}
@@ -248,13 +247,13 @@ def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> N
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()
     assert again is not None
-    counts = np.bincount(again.rows["reward"][:, 0].astype(int), minlength=10) / 4000
+    counts = np.bincount(again.columns["reward"][:, 0].astype(int), minlength=10) / 4000
     assert counts[3] == pytest.approx(9 / 17, abs=0.03)
     assert counts[5] < 0.001
-    probabilities = again.rows["likelihood"] * again.least
-    np.testing.assert_allclose(probabilities[again.rows["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
-    assert buffer.table.sampler.total == pytest.approx(17, abs=1e-4)
-    assert buffer.table.sampler.total > 17  # what surprised nobody has a chance
+    probabilities = again.columns["relative_probability"] * again.min_probability
+    np.testing.assert_allclose(probabilities[again.columns["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
+    assert buffer.table.sampler.total_weight == pytest.approx(17, abs=1e-4)
+    assert buffer.table.sampler.total_weight > 17  # what surprised nobody has a chance
 
 
 def test_targets_are_renewed_every_so_many_updates() -> None:
@@ -283,9 +282,15 @@ def from_shard(number: int) -> Context:
     return Context("WeighShards", (f"replay[{number}]", "sample", 0), None, {})
 
 
-def weights_of(samples: Samples, beta: float = 0.7) -> dict[float, float]:
+def weights_of(samples: ReplayBatch, beta: float = 0.7) -> dict[float, float]:
     """The importance weight of every item, by its reward."""
-    return dict(zip(samples.rows["reward"][:, 0].tolist(), samples.rows["likelihood"] ** -beta, strict=True))
+    return dict(
+        zip(
+            samples.columns["reward"][:, 0].tolist(),
+            samples.columns["relative_probability"] ** -beta,
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -296,9 +301,9 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
         priorities[1] *= (priorities[0] ** 0.6).sum() ** (1 / 0.6) / (priorities[1] ** 0.6).sum() ** (1 / 0.6)
     else:
         priorities[1] *= 5
-    shards = [buffer_of(exponent=0.6) for _ in range(2)]
+    shards = [buffer_of(priority_exponent=0.6) for _ in range(2)]
     for number, shard in enumerate(shards):
-        shard.store(chunk(100 * number + np.arange(20), priorities[number]))
+        shard.insert(chunk(100 * number + np.arange(20), priorities[number]))
     weigh, found = WeighShards(), {}
     for turn in range(2):  # in the first turn the least of the second is not known yet
         for number, shard in enumerate(shards):
@@ -316,9 +321,9 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
     np.testing.assert_allclose([found[name] for name in names], expected, rtol=1e-4)
     assert max(found.values()) == pytest.approx(1)
     if even:
-        large = buffer_of(exponent=0.6)
+        large = buffer_of(priority_exponent=0.6)
         for number in range(2):
-            large.store(chunk(100 * number + np.arange(20), priorities[number], begins=True))
+            large.insert(chunk(100 * number + np.arange(20), priorities[number], after_reset=True))
         one = large.sample()
         assert one is not None
         same = weights_of(one)
@@ -326,43 +331,47 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
 
 
 def test_weighing_goes_on_from_a_saved_state() -> None:
-    shard, weigh = buffer_of(exponent=0.6), WeighShards()
-    shard.store(chunk(np.arange(5), [1, 2, 3, 4, 5]))
+    shard, weigh = buffer_of(priority_exponent=0.6), WeighShards()
+    shard.insert(chunk(np.arange(5), [1, 2, 3, 4, 5]))
     samples = shard.sample()
     assert samples is not None
     weigh(samples, from_shard(0))
     again = WeighShards()
     again.load_state_dict(weigh.state_dict())
-    rare = Samples(samples.rows, samples.keys, 0, samples.least * 4)
+    rare = ReplayBatch(samples.columns, samples.keys, 0, samples.min_probability * 4)
     one, other = weigh(rare, from_shard(1)), again(rare, from_shard(1))
-    np.testing.assert_array_equal(one.rows["likelihood"], other.rows["likelihood"])
-    np.testing.assert_allclose(one.rows["likelihood"], 4 * samples.rows["likelihood"])
+    np.testing.assert_array_equal(one.columns["relative_probability"], other.columns["relative_probability"])
+    np.testing.assert_allclose(
+        one.columns["relative_probability"], 4 * samples.columns["relative_probability"]
+    )
 
 
 # Clients outside a flow --------------------------------------------------------------------------
 
 
-def shard_buffer(number: int, limiter: Any = None, cut: Any = None, batch_size: int = 2) -> Buffer:
+def shard_buffer(
+    number: int, rate_limiter: Any = None, windowing: Any = None, batch_size: int = 2
+) -> ReplayBuffer:
     """A buffer of a shard; with a limiter, a queue."""
     signature = transition_signature(Scripted.observation_space, Scripted.action_space)
-    if limiter is None:
-        return transition_buffer(signature, number, size=99, min_size=4, batch_size=batch_size)
-    cut = cut or Transitions(1)
+    if rate_limiter is None:
+        return transition_buffer(signature, number, max_size=99, min_size=4, batch_size=batch_size)
+    windowing = windowing or Transitions(1)
     table = Table(
-        {**signature, "truncated": Column((), np.dtype(bool))},
+        {**signature, "truncated": ArraySpec((), np.dtype(bool))},
         {"reward": Field("reward", "steps")},
         max_size=99,
-        length=cut.length,
+        max_length=windowing.max_length,
         sampler=Fifo(),
         remover=Fifo(),
-        limiter=limiter,
+        rate_limiter=rate_limiter,
         max_times_sampled=1,
     )
-    return Buffer(table, cut, batch_size=batch_size)
+    return ReplayBuffer(table, windowing, batch_size=batch_size)
 
 
-def rewards(samples: Samples) -> list[float]:
-    return samples.rows["reward"][:, 0].tolist()
+def rewards(samples: ReplayBatch) -> list[float]:
+    return samples.columns["reward"][:, 0].tolist()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -373,10 +382,10 @@ def test_a_sample_is_answered_by_a_later_insert(engine: str) -> None:
         assert shards.insert(1, chunk([0, 1, 2])) == 3
         assert not any(own.done for own in early)
         assert shards.insert(0, chunk([7, 8, 9])) == 3
-        assert shards.insert(3, chunk([3], steps=4)) == 1
+        assert shards.insert(3, chunk([3], env_steps=4)) == 1
         for own in early:
             samples = own.result(timeout=20)
-            assert samples.steps == 4
+            assert samples.env_steps == 4
             assert set(rewards(samples)) <= {0, 1, 2, 3}
         assert set(rewards(shards.sample(1))) <= {0, 1, 2, 3}
         assert [(info.size, info.samples) for info in shards.info()] == [(3, 0), (4, 6)]
@@ -385,7 +394,7 @@ def test_a_sample_is_answered_by_a_later_insert(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_sample_that_was_given_up_takes_nothing(engine: str) -> None:
     with rs.engine(engine) as opened:
-        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(9)))
+        shards = ReplayShards(opened, partial(shard_buffer, rate_limiter=Queue(9)))
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 shards.sample(timeout=0.01)
@@ -398,7 +407,7 @@ def test_a_sample_that_was_given_up_takes_nothing(engine: str) -> None:
 
 def test_a_sample_that_can_never_come_is_named_and_takes_nothing() -> None:
     with rs.engine("inline") as engine:
-        shards = ReplayShards(engine, partial(shard_buffer, limiter=Queue(9)))
+        shards = ReplayShards(engine, partial(shard_buffer, rate_limiter=Queue(9)))
         with pytest.raises(Deadlock, match=r"no reply to replay.sample can come"):
             shards.sample()
         shards.insert(0, chunk([0, 1]))
@@ -408,13 +417,13 @@ def test_a_sample_that_can_never_come_is_named_and_takes_nothing() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_chunk_that_waits_for_room_is_refused_to_who_sent_it_and_to_nobody_else(engine: str) -> None:
     with rs.engine(engine) as opened:
-        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(3)))
+        shards = ReplayShards(opened, partial(shard_buffer, rate_limiter=Queue(3)))
         assert shards.insert(0, chunk([0, 1])) == 2
         wrong = chunk([2, 3])
         wrong = replace(
             wrong, columns={**wrong.columns, "reward": wrong.columns["reward"].astype(np.float64)}
         )
-        late = [shards.actors[0].call("store", own) for own in (wrong, chunk([4, 5]))]
+        late = [shards.actors[0].call("insert", own) for own in (wrong, chunk([4, 5]))]
         assert rewards(shards.sample()) == [0, 1]
         with pytest.raises(SignatureError, match="'reward' is float64"):
             late[0].result(timeout=20)
@@ -425,7 +434,7 @@ def test_a_wrong_chunk_that_waits_for_room_is_refused_to_who_sent_it_and_to_nobo
 def test_a_sample_waits_for_more_where_items_go_as_they_are_sampled() -> None:
     limiter = RateLimiter(1.0, 1, -math.inf, math.inf)
     with rs.engine("threads") as engine:
-        shards = ReplayShards(engine, partial(shard_buffer, limiter=limiter, batch_size=4))
+        shards = ReplayShards(engine, partial(shard_buffer, rate_limiter=limiter, batch_size=4))
         assert shards.insert(0, chunk([0, 1, 2])) == 3
         late = shards.actors[0].call("sample")
         assert shards.info()[0].size == 3
@@ -434,19 +443,17 @@ def test_a_sample_waits_for_more_where_items_go_as_they_are_sampled() -> None:
 
 
 def test_batches_that_a_limiter_would_never_allow_are_refused() -> None:
-    with pytest.raises(
-        ReplayError, match=r"within 0 to 8.* would never allow 9 samples at once; make the batch"
-    ):
-        shard_buffer(0, limiter=Queue(8), batch_size=9)
-    assert shard_buffer(0, limiter=Queue(9), batch_size=9).batch_size == 9
+    with pytest.raises(ReplayError, match=r"within 0 to 8.* never allows a batch of 9; reduce batch_size"):
+        shard_buffer(0, rate_limiter=Queue(8), batch_size=9)
+    assert shard_buffer(0, rate_limiter=Queue(9), batch_size=9).batch_size == 9
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_inserts_wait_for_room_and_go_on_in_order(engine: str) -> None:
     with rs.engine(engine) as opened:
-        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(3)))
+        shards = ReplayShards(opened, partial(shard_buffer, rate_limiter=Queue(3)))
         assert shards.insert(0, chunk([0, 1])) == 2
-        late = [shards.actors[0].call("store", chunk([2 * i, 2 * i + 1])) for i in (1, 2)]
+        late = [shards.actors[0].call("insert", chunk([2 * i, 2 * i + 1])) for i in (1, 2)]
         assert shards.info()[0].size == 2
         assert not any(own.done for own in late)
         assert rewards(shards.sample()) == [0, 1]
@@ -460,7 +467,7 @@ def test_inserts_wait_for_room_and_go_on_in_order(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_insert_that_was_given_up_stores_nothing_and_those_behind_it_go_on(engine: str) -> None:
     with rs.engine(engine) as opened:
-        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(3)))
+        shards = ReplayShards(opened, partial(shard_buffer, rate_limiter=Queue(3)))
         shards.insert(0, chunk([0, 1]))
         with pytest.raises(TimeoutError):
             shards.insert(0, chunk([8, 9]), timeout=0.01)
@@ -474,11 +481,11 @@ def test_an_insert_that_was_given_up_stores_nothing_and_those_behind_it_go_on(en
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_whoever_waits_behind_one_that_gave_up_is_served(engine: str) -> None:
     with rs.engine(engine) as opened:
-        shards = ReplayShards(opened, partial(shard_buffer, limiter=Queue(3)))
+        shards = ReplayShards(opened, partial(shard_buffer, rate_limiter=Queue(3)))
         shards.insert(0, chunk([0, 1]))
         [actor] = shards.actors
-        actor.call("store", chunk([8, 9]), "gives up")
-        behind = actor.call("store", chunk([2]), "waits")
+        actor.call("insert", chunk([8, 9]), "gives up")
+        behind = actor.call("insert", chunk([2]), "waits")
         assert actor.call("cancel", "gives up").result() is True
         assert actor.call("cancel", "gives up").result() is False
         assert behind.result(timeout=20) == 1
@@ -501,19 +508,19 @@ def test_whether_an_insert_was_in_time_is_what_the_table_says(engine: str) -> No
 def test_what_was_not_stored_is_not_gone_on_from() -> None:
     """Neither its own first observation, nor what was before it."""
     shard = ReplayShard(lambda _: buffer_of(n_step=1, batch_size=2), context=ActorContext("replay", 0, 1))
-    shard.buffer.table.limiter = Queue(3)
+    shard.buffer.table.rate_limiter = Queue(3)
     with pytest.raises(InsertRefused):
-        shard.buffer.store(chunk([0, 1, 2, 3]))
-    assert shard.buffer.table.steps.in_use == 0
-    assert shard.store(chunk([4, 5])) == 2
-    assert isinstance(shard.store(chunk([6, 7]), "late"), Deferred)
+        shard.buffer.insert(chunk([0, 1, 2, 3]))
+    assert shard.buffer.table.storage.num_used == 0
+    assert shard.insert(chunk([4, 5])) == 2
+    assert isinstance(shard.insert(chunk([6, 7]), "late"), Deferred)
     assert shard.cancel("late")
     assert not shard.cancel("late")
     shard.sample()
-    assert shard.store(chunk([8, 9])) == 2
-    rows = shard.buffer.table.sample(2, np.random.default_rng(0)).columns
-    seen = rows["observation"][:, 0]
-    np.testing.assert_array_equal(rows["next_observation"][:, 0], seen + 1)
+    assert shard.insert(chunk([8, 9])) == 2
+    columns = shard.buffer.table.sample(2, np.random.default_rng(0)).columns
+    seen = columns["observation"][:, 0]
+    np.testing.assert_array_equal(columns["next_observation"][:, 0], seen + 1)
     infos = shard.info()
     assert (infos.size, infos.episodes) == (4, 2)
 
@@ -521,60 +528,66 @@ def test_what_was_not_stored_is_not_gone_on_from() -> None:
 def test_a_queue_counts_items_not_steps() -> None:
     """Of four steps one sequence comes; of one step two transitions of three steps may."""
     with rs.engine("inline") as engine:
-        shards = ReplayShards(engine, partial(shard_buffer, limiter=Queue(1), cut=Sequences(4), batch_size=1))
+        shards = ReplayShards(
+            engine, partial(shard_buffer, rate_limiter=Queue(1), windowing=Sequences(4), batch_size=1)
+        )
         assert shards.insert(0, chunk([0, 1, 2, 3]), timeout=1) == 1
-        late = shards.actors[0].call("store", chunk([4, 5, 6, 7]))
-        assert shards.sample().rows["reward"].tolist() == [[0, 1, 2, 3]]
+        late = shards.actors[0].call("insert", chunk([4, 5, 6, 7]))
+        assert shards.sample().columns["reward"].tolist() == [[0, 1, 2, 3]]
         assert late.result() == 1
-        assert shards.sample().rows["reward"].tolist() == [[4, 5, 6, 7]]
+        assert shards.sample().columns["reward"].tolist() == [[4, 5, 6, 7]]
 
     with rs.engine("inline") as engine:
         shards = ReplayShards(
-            engine, partial(shard_buffer, limiter=Queue(2), cut=Transitions(3), batch_size=1)
+            engine, partial(shard_buffer, rate_limiter=Queue(2), windowing=Transitions(3), batch_size=1)
         )
         assert shards.insert(0, chunk([0, 1])) == 0
         assert shards.insert(0, chunk([2])) == 1
         end = chunk([3])
         end.columns["terminated"][:] = True
-        late = shards.actors[0].call("store", end)  # completes three
+        late = shards.actors[0].call("insert", end)  # completes three
         assert not late.done
         with pytest.raises(TimeoutError):
             shards.insert(0, end, timeout=0.01)
-        assert shards.sample().rows["reward"].tolist() == [[0, 1, 2]]
+        assert shards.sample().columns["reward"].tolist() == [[0, 1, 2]]
         assert shards.info()[0].size == 0
 
 
 def test_surprises_of_an_earlier_life_are_not_taken_for_those_of_this_one() -> None:
-    make = partial(buffer_of, exponent=1.0)
+    make = partial(buffer_of, priority_exponent=1.0)
     shards = [
         ReplayShard(lambda _: make(), context=ActorContext("replay", 0, 1, restarts)) for restarts in (0, 1)
     ]
     for shard in shards:
-        shard.store(chunk(np.arange(5)))
+        shard.insert(chunk(np.arange(5)))
     samples = shards[0].sample()
-    assert isinstance(samples, Samples)
-    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), shards[0].state_dict()["life"])
-    assert shards[1].buffer.table.sampler.total == 5
-    shards[1].update(samples.keys, np.full(len(samples.keys), 50.0), shards[1].state_dict()["life"])
-    assert shards[1].buffer.table.sampler.total == 250
+    assert isinstance(samples, ReplayBatch)
+    shards[1].update_priorities(
+        samples.keys, np.full(len(samples.keys), 50.0), shards[0].state_dict()["incarnation"]
+    )
+    assert shards[1].buffer.table.sampler.total_weight == 5
+    shards[1].update_priorities(
+        samples.keys, np.full(len(samples.keys), 50.0), shards[1].state_dict()["incarnation"]
+    )
+    assert shards[1].buffer.table.sampler.total_weight == 250
 
 
 def test_a_shard_goes_on_from_its_saved_state() -> None:
     one, other = (ReplayShard(shard_buffer, context=ActorContext("replay", 0, 1)) for _ in range(2))
-    one.store(chunk(np.arange(9)))
+    one.insert(chunk(np.arange(9)))
     one.sample()
     other.load_state_dict(one.state_dict())
     for _ in range(3):
         first, second = one.sample(), other.sample()
-        assert isinstance(first, Samples)
-        assert isinstance(second, Samples)
+        assert isinstance(first, ReplayBatch)
+        assert isinstance(second, ReplayBatch)
         np.testing.assert_array_equal(first.keys, second.keys)
         assert rewards(first) == rewards(second)
 
 
 def test_what_may_not_be_sampled_is_refused() -> None:
     buffer = buffer_of(min_size=3)
-    buffer.store(chunk([1]))
+    buffer.insert(chunk([1]))
     with pytest.raises(SampleRefused):
         buffer.table.sample(2, np.random.default_rng(0))
 

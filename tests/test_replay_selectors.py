@@ -16,8 +16,8 @@ from rollstream.replay import (
     Lifo,
     MaxHeap,
     MinHeap,
+    OrderedSelector,
     Prioritized,
-    Ranking,
     ReplayError,
     Selector,
     Uniform,
@@ -75,11 +75,13 @@ class Listed:
 
     def probabilities(self, selector: Selector) -> dict[int, float]:
         """Of each slot."""
-        if isinstance(selector, Ranking):
+        if isinstance(selector, OrderedSelector):
             return dict.fromkeys(self.items, 0.0) | {self.order(selector)[0]: 1.0}
         weights = dict.fromkeys(self.items, 1.0)
         if isinstance(selector, Prioritized) and any(priority for priority, *_ in self.items.values()):
-            weights = {slot: p**selector.exponent if p else 0.0 for slot, (p, *_) in self.items.items()}
+            weights = {
+                slot: p**selector.priority_exponent if p else 0.0 for slot, (p, *_) in self.items.items()
+            }
         total = sum(weights.values())
         return {slot: weight / total for slot, weight in weights.items()}
 
@@ -93,7 +95,7 @@ priorities = st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-3, 1e3))
 def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None:
     """Through any inserts, updates, removals and saves."""
     selector: Selector = make()
-    selector.reserve(SLOTS)
+    selector.reset(SLOTS)
     model = Listed()
     for _ in range(data.draw(st.integers(1, 12))):
         kind = data.draw(st.sampled_from(["insert", "insert", "update", "remove", "replace", "save"]))
@@ -104,10 +106,10 @@ def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None
             slots = data.draw(st.lists(st.sampled_from(list(model.items) or [None]), unique=kind != "update"))
             slots = [slot for slot in slots if slot is not None]
         if kind == "save":
-            state = selector.state_dict()
+            saved = selector.slots()
             selector = make()
-            selector.reserve(SLOTS)
-            selector.load_state_dict(state)
+            selector.reset(SLOTS)
+            selector.insert(saved, np.array([model.items[slot][0] for slot in saved.tolist()]))
         elif kind == "remove":
             selector.remove(np.array(slots, np.int64))
             model.remove(slots)
@@ -125,14 +127,14 @@ def assert_alike(selector: Selector, model: Listed) -> None:
     chances = model.probabilities(selector)
     uniforms = np.random.default_rng(selector.size).random(40)
     uniforms[:2] = 0.0, np.nextafter(1.0, 0.0)
-    slots, stated = selector.choose(uniforms)
+    slots, stated = selector.select(uniforms)
     assert all(chances[slot] > 0 for slot in slots.tolist())
     np.testing.assert_allclose(stated, [chances[slot] for slot in slots.tolist()], rtol=1e-9)
-    one_by_one = [int(selector.choose(np.array([u]))[0][0]) for u in uniforms[:5]]
+    one_by_one = [int(selector.select(np.array([u]))[0][0]) for u in uniforms[:5]]
     assert one_by_one == slots[:5].tolist(), "several at once are as many in a row"
-    if isinstance(selector, Ranking):
+    if isinstance(selector, OrderedSelector):
         for count in (1, 2, SLOTS):
-            assert selector.ranked(count).tolist() == model.order(selector)[:count]
+            assert selector.peek(count).tolist() == model.order(selector)[:count]
 
 
 @pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(0.7)], ids=["uniform", "prioritized"])
@@ -141,7 +143,7 @@ def test_random_selectors_keep_to_their_probabilities(make: Any, slots: int) -> 
     """Chi-square of 200,000 draws over 20 groups of items, after some were removed and updated."""
     generator = np.random.default_rng(3)
     selector: Selector = make()
-    selector.reserve(slots)
+    selector.reset(slots)
     weights = generator.random(slots) ** 3 + 0.01
     selector.insert(np.arange(slots), weights)
     gone = generator.permutation(slots)[: slots // 3]
@@ -152,7 +154,7 @@ def test_random_selectors_keep_to_their_probabilities(make: Any, slots: int) -> 
     weights[changed] = 2.0 * weights[changed]
     selector.update(changed, weights[changed])
     mass = np.where(weights > 0, weights**0.7 if isinstance(selector, Prioritized) else 1.0, 0.0)
-    drawn, stated = selector.choose(generator.random(200_000))
+    drawn, stated = selector.select(generator.random(200_000))
     np.testing.assert_allclose(stated, mass[drawn] / mass.sum(), rtol=1e-9)
     groups = np.arange(slots) % 20
     counts = np.bincount(groups[drawn], minlength=20)
@@ -178,17 +180,17 @@ def test_rounding_never_selects_what_is_not_there(
     generator = np.random.default_rng(seed)
     slots = 16 * 4096 + 5  # three levels
     selector = Prioritized(1.0)
-    selector.reserve(slots)
+    selector.reset(slots)
     chosen = generator.permutation(slots)[: 3 * len(exponents)]
     third = len(exponents)
     weights = np.concatenate([10.0 ** np.array(exponents), np.zeros(third), np.ones(third)])
     selector.insert(chosen, weights)
     selector.remove(chosen[2 * third :])
-    drawn, stated = selector.choose(np.array([*uniforms, 0.0, np.nextafter(1.0, 0.0)]))
+    drawn, stated = selector.select(np.array([*uniforms, 0.0, np.nextafter(1.0, 0.0)]))
     assert set(drawn.tolist()) <= set(chosen[:third].tolist())
     assert (stated > 0).all()
     selector.remove(chosen[:third])
-    drawn, stated = selector.choose(np.array(uniforms))
+    drawn, stated = selector.select(np.array(uniforms))
     assert set(drawn.tolist()) <= set(chosen[third : 2 * third].tolist()), "all that is left has priority 0"
     assert (stated == 1 / third).all()
 
@@ -198,7 +200,7 @@ def test_sums_do_not_drift() -> None:
     generator = np.random.default_rng(0)
     selector, anew = Prioritized(0.5), Prioritized(0.5)
     for one in (selector, anew):
-        one.reserve(70_000)
+        one.reset(70_000)
     slots = np.arange(70_000)
     selector.insert(slots, generator.random(70_000) * 1e9)
     for _ in range(200):
@@ -208,26 +210,26 @@ def test_sums_do_not_drift() -> None:
     for part in np.array_split(generator.permutation(slots), 50):
         selector.update(part, final[part])
     anew.insert(slots, final)
-    assert selector.total == anew.total
+    assert selector.total_weight == anew.total_weight
     uniforms = generator.random(1000)
-    np.testing.assert_array_equal(selector.choose(uniforms)[0], anew.choose(uniforms)[0])
+    np.testing.assert_array_equal(selector.select(uniforms)[0], anew.select(uniforms)[0])
 
 
 def test_of_equal_priorities_the_one_that_waited_longest() -> None:
     for make in (MinHeap, MaxHeap):
         selector = make()
-        selector.reserve(4)
+        selector.reset(4)
         selector.insert(np.arange(4), np.ones(4))
-        assert selector.ranked(4).tolist() == [0, 1, 2, 3]
+        assert selector.peek(4).tolist() == [0, 1, 2, 3]
         selector.update(np.array([1]), np.ones(1))
-        assert selector.ranked(4).tolist() == [0, 2, 3, 1]
+        assert selector.peek(4).tolist() == [0, 2, 3, 1]
 
 
 @pytest.mark.parametrize("make", [Fifo, Lifo, MinHeap], ids=["fifo", "lifo", "heap"])
 def test_a_ranking_is_tidied_up(make: Any) -> None:
     """What it keeps of removed items is bounded."""
     selector = make()
-    selector.reserve(10)
+    selector.reset(10)
     selector.insert(np.arange(5), np.ones(5))
     for i in range(1000):
         slot = np.array([5 + i % 5])
@@ -237,19 +239,22 @@ def test_a_ranking_is_tidied_up(make: Any) -> None:
         selector.remove(slot)
     kept = len(selector._heap) if isinstance(selector, MinHeap) else len(selector._queue)
     assert kept <= 100
-    assert sorted(selector.ranked(10).tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(selector.peek(10).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_weights_are_those_of_the_paper() -> None:
     probabilities = np.array([0.1, 0.4, 0.2])
     for beta in (0.0, 0.4, 1.0):
         plain = (10 * probabilities) ** -beta
-        np.testing.assert_allclose(importance_weights(probabilities, 10, beta), plain / plain.max())
-    np.testing.assert_array_equal(importance_weights(probabilities, 10, 0.0), np.ones(3))
+        np.testing.assert_allclose(importance_weights(probabilities, beta), plain / plain.max())
+    np.testing.assert_array_equal(importance_weights(probabilities, 0.0), np.ones(3))
+    relative = np.array([1.0, 2.0, 4.0])
+    np.testing.assert_allclose(importance_weights(relative, 0.5, 1.0), [1, 0.5**0.5, 0.5])
+    np.testing.assert_allclose(importance_weights(relative * 3, 1.0, 1.0), [1 / 3, 1 / 6, 1 / 12])
 
 
 def test_a_negative_exponent_is_refused() -> None:
-    with pytest.raises(ReplayError, match="is -1 and has to be at least 0"):
+    with pytest.raises(ReplayError, match="priority_exponent is -1; set it to 0 or more"):
         Prioritized(-1)
 
 
@@ -283,12 +288,12 @@ def test_cpprb_agrees() -> None:
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     batches, weights = (np.array(part) for part in json.loads(done.stdout.splitlines()[-1]))
     ours = Prioritized(alpha)
-    ours.reserve(size)
+    ours.reset(size)
     ours.insert(np.arange(size), given)
-    drawn, probabilities = ours.choose(generator.random(batches.size))
+    drawn, probabilities = ours.select(generator.random(batches.size))
     np.testing.assert_allclose(probabilities, given[drawn] ** alpha / (given**alpha).sum())
     for slots, own in zip(batches, weights, strict=True):
-        expected = importance_weights(given[slots] ** alpha / (given**alpha).sum(), size, beta)
+        expected = importance_weights(given[slots] ** alpha / (given**alpha).sum(), beta)
         np.testing.assert_allclose(own / own.max(), expected, rtol=1e-5)
     counts = [np.bincount(slots, minlength=size) for slots in (drawn, batches.ravel())]
     pooled = (counts[0] + counts[1]) / 2

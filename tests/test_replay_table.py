@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollstream.engine.errors import RollstreamError
 from rollstream.replay import (
-    Column,
+    ArraySpec,
     Field,
     Fifo,
     InsertRefused,
@@ -21,9 +21,9 @@ from rollstream.replay import (
     MaxHeap,
     MinHeap,
     MinSize,
+    OrderedSelector,
     Prioritized,
     Queue,
-    Ranking,
     RateLimiter,
     ReplayError,
     Sample,
@@ -47,21 +47,21 @@ SELECTORS: dict[str, Any] = {
     "min heap": MinHeap,
     "max heap": MaxHeap,
 }
-SIGNATURE = {"observation": Column((), np.int64), "reward": Column((), np.float64)}
-FIELDS = {"observation": Field("observation"), "next_observation": Field("observation", "last")}
+SIGNATURE = {"observation": ArraySpec((), np.int64), "reward": ArraySpec((), np.float64)}
+FIELDS = {"observation": Field("observation"), "next_observation": Field("observation", "next")}
 
 
 def make_table(max_size: int = 5, **options: Any) -> Table:
-    chosen: dict[str, Any] = {"sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1), **options}
+    chosen: dict[str, Any] = {"sampler": Uniform(), "remover": Fifo(), "rate_limiter": MinSize(1), **options}
     return Table(SIGNATURE, FIELDS, max_size=max_size, **chosen)
 
 
 def chain(table: Table, count: int) -> Any:
     """Rows of one long episode, held for good: whatever items there are, these rows stay."""
-    rows = table.steps.allocate(count)
-    table.steps.previous[rows] = np.concatenate([rows[:1], rows[:-1]])
-    table.steps.stamp[rows] = np.arange(count)
-    table.steps.columns["observation"][rows] = np.arange(count)
+    rows = table.storage.allocate(count)
+    table.storage.previous[rows] = np.concatenate([rows[:1], rows[:-1]])
+    table.storage.step_ids[rows] = np.arange(count)
+    table.storage.columns["observation"][rows] = np.arange(count)
     return rows
 
 
@@ -76,13 +76,13 @@ class Listed:
         self.items: dict[int, dict[str, Any]] = {}
         self.inserts = self.samples = self.deletes = self.turn = self.unique = 0
 
-    def may_insert(self, n: int) -> bool:
-        own = self.table.limiter
+    def can_insert(self, n: int) -> bool:
+        own = self.table.rate_limiter
         few = self.inserts + n - self.deletes <= own.min_size
         return few or (self.inserts + n) * own.samples_per_insert - self.samples <= own.max_diff
 
-    def may_sample(self, n: int) -> bool:
-        own = self.table.limiter
+    def can_sample(self, n: int) -> bool:
+        own = self.table.rate_limiter
         if self.inserts - self.deletes < own.min_size:
             return False
         return self.inserts * own.samples_per_insert - self.samples - n >= own.min_diff
@@ -98,7 +98,7 @@ class Listed:
         return min(self.items, key=lambda key: orders[type(selector)](self.items[key]))
 
     def probability(self, selector: Any, key: int) -> float:
-        if isinstance(selector, Ranking):
+        if isinstance(selector, OrderedSelector):
             return float(key == self.first(selector))
         if isinstance(selector, Uniform) or not any(item["priority"] for item in self.items.values()):
             return 1 / len(self.items)
@@ -118,7 +118,7 @@ class Listed:
         self.inserts += 1
         if len(self.items) > self.table.max_size:
             remover = self.table.remover
-            if isinstance(remover, Ranking):
+            if isinstance(remover, OrderedSelector):
                 del self.items[self.first(remover)]
             else:
                 gone = next(k for k in self.items if k not in present)
@@ -143,7 +143,7 @@ class Listed:
             chance = self.probability(sampler, key)
             assert chance > 0
             assert sample.probabilities[i] == pytest.approx(chance)
-            assert sample.sizes[i] == len(self.items)
+            assert sample.table_sizes[i] == len(self.items)
             assert sample.priorities[i] == item["priority"]
             self.unique += item["times"] == 0
             item["times"] += 1
@@ -161,7 +161,7 @@ class Listed:
             return False
         times = sorted(limit - item["times"] for item in self.items.values())
         gone = np.searchsorted(np.cumsum(times), n - 1, side="right")
-        return bool(len(self.items) - gone < self.table.limiter.min_size)
+        return bool(len(self.items) - gone < self.table.rate_limiter.min_size)
 
 
 priorities = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.01, 100))
@@ -178,7 +178,10 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
     def made() -> Table:
         own = RateLimiter(limiter.samples_per_insert, limiter.min_size, limiter.min_diff, limiter.max_diff)
         return make_table(
-            sampler=SELECTORS[sampler](), remover=SELECTORS[remover](), limiter=own, max_times_sampled=limit
+            sampler=SELECTORS[sampler](),
+            remover=SELECTORS[remover](),
+            rate_limiter=own,
+            max_times_sampled=limit,
         )
 
     limit = data.draw(st.sampled_from([0, 1, 2]))
@@ -195,8 +198,8 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
             count = data.draw(st.integers(1, 7))
             given = data.draw(st.lists(priorities, min_size=count, max_size=count))
             firsts = data.draw(st.lists(st.integers(0, 98), min_size=count, max_size=count))
-            if not model.may_insert(count):
-                assert not table.may_insert(count)
+            if not model.can_insert(count):
+                assert not table.can_insert(count)
                 with pytest.raises(InsertRefused):
                     table.insert(rows[firsts], rows[firsts] + 1, np.array(given))
                 continue
@@ -204,7 +207,7 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
             assert new == sorted(new)
             assert not keys or new[0] > keys[-1]
             keys += new
-            present = set(table.state_dict()["keys"].tolist())
+            present = set(table.state_dict()["items"]["keys"].tolist())
             for key, row, priority in zip(new, firsts, given, strict=True):
                 model.insert(key, row, priority, present)
         elif kind == "sample":
@@ -213,17 +216,17 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
             try:
                 sample = table.sample(count, generator)
             except SampleRefused:
-                assert not model.may_sample(count) or model.is_sampled_empty(count)
+                assert not model.can_sample(count) or model.is_sampled_empty(count)
                 assert before == (str(table.state_dict()), generator.bit_generator.state["state"]["state"])
             else:
-                assert model.may_sample(count)
+                assert model.can_sample(count)
                 model.check_sample(sample)
         elif kind == "update" and keys:
             chosen = data.draw(st.lists(st.sampled_from(keys), max_size=6))
             given = data.draw(st.lists(priorities, min_size=len(chosen), max_size=len(chosen)))
             stale = table.stale_updates
             there = [key for key in chosen if key in model.items]
-            assert table.update(np.array(chosen, np.int64), np.array(given)) == len(there)
+            assert table.update_priorities(np.array(chosen, np.int64), np.array(given)) == len(there)
             assert table.stale_updates == stale + len(chosen) - len(there)
             for key, priority in zip(chosen, given, strict=True):
                 model.update(key, priority)
@@ -241,21 +244,25 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
         references = np.ones(100, int)
         for item in model.items.values():
             references[[item["row"], item["row"] + 1]] += 1
-        assert table.steps.references[rows].tolist() == references.tolist()
+        assert table.storage.refcounts[rows].tolist() == references.tolist()
 
 
 def assert_alike(table: Table, model: Listed) -> None:
     state, info = table.state_dict(), table.info()
     items = dict(
-        zip(state["keys"].tolist(), zip(state["priorities"], state["times"], strict=True), strict=True)
+        zip(
+            state["items"]["keys"].tolist(),
+            zip(state["items"]["priorities"], state["items"]["times_sampled"], strict=True),
+            strict=True,
+        )
     )
     assert items == {key: (item["priority"], item["times"]) for key, item in model.items.items()}
     assert info.size == len(model.items) == table.sampler.size == table.remover.size
     assert (info.inserts, info.samples, info.deletes) == (model.inserts, model.samples, model.deletes)
     assert info.unique_samples == model.unique
     for count in (1, 2, 5):
-        assert table.may_insert(count) == model.may_insert(count)
-        assert table.may_sample(count) == model.may_sample(count)
+        assert table.can_insert(count) == model.can_insert(count)
+        assert table.can_sample(count) == model.can_sample(count)
 
 
 # Batches ------------------------------------------------------------------------------------------
@@ -277,7 +284,7 @@ def test_a_batch_is_as_many_samples_in_a_row(sampler: str, limit: int) -> None:
         generators = np.random.default_rng(count), np.random.default_rng(count)
         batch = at_once.sample(count, generators[0])
         singles = [one_by_one.sample(1, generators[1]) for _ in range(count)]
-        for name in ("keys", "probabilities", "priorities", "times_sampled", "sizes", "lengths"):
+        for name in ("keys", "probabilities", "priorities", "times_sampled", "table_sizes", "lengths"):
             np.testing.assert_array_equal(
                 getattr(batch, name), np.concatenate([getattr(s, name) for s in singles])
             )
@@ -308,7 +315,7 @@ def _busy(table: Table, generator: np.random.Generator, *, chained: bool = False
         first = generator.integers(0, 98, 7)
         keys = np.append(keys, table.insert(rows[first], rows[first] + 1, generator.random(7)))
         sample = table.sample(5, generator)
-        table.update(sample.keys, generator.random(5))
+        table.update_priorities(sample.keys, generator.random(5))
         table.delete(generator.choice(keys, 2))
     return table
 
@@ -325,21 +332,20 @@ def test_two_half_tables_weigh_as_one_large_table(sampler: str) -> None:
     for table, part in zip([whole, *halves], [slice(0, 16), slice(0, 10), slice(10, 16)], strict=True):
         rows = chain(table, 20)
         table.insert(rows[:16][part], rows[1:17][part], given[part])
-    total = sum(table.total for table in halves)
-    assert total == pytest.approx(whole.total)
-    size = sum(table.size for table in halves)
+    total = sum(table.total_weight for table in halves)
+    assert total == pytest.approx(whole.total_weight)
     generator = np.random.default_rng(0)
     large = whole.sample(4000, generator)
-    share = generator.multinomial(4000, [table.total / total for table in halves])
+    share = generator.multinomial(4000, [table.total_weight / total for table in halves])
     samples = [table.sample(int(count), generator) for table, count in zip(halves, share, strict=True)]
     probabilities = np.concatenate(
-        [s.probabilities * (table.total / total) for s, table in zip(samples, halves, strict=True)]
+        [s.probabilities * (table.total_weight / total) for s, table in zip(samples, halves, strict=True)]
     )
     priorities = np.concatenate([s.priorities for s in samples])
     expected = dict(zip(large.priorities.tolist(), large.probabilities.tolist(), strict=True))
     np.testing.assert_allclose(probabilities, [expected[p] for p in priorities.tolist()], rtol=1e-12)
-    weights = importance_weights(probabilities, size, 0.6)
-    of_large = importance_weights(large.probabilities, large.sizes, 0.6)
+    weights = importance_weights(probabilities, 0.6)
+    of_large = importance_weights(large.probabilities, 0.6)
     known = dict(zip(large.priorities.tolist(), of_large.tolist(), strict=True))
     np.testing.assert_allclose(weights, [known[p] for p in priorities.tolist()], rtol=1e-12)
     counts = [
@@ -353,22 +359,22 @@ def test_two_half_tables_weigh_as_one_large_table(sampler: str) -> None:
 
 
 def test_a_queue_gives_every_item_once_and_in_order() -> None:
-    table = make_table(10, sampler=Fifo(), remover=Fifo(), limiter=Queue(3), max_times_sampled=1)
+    table = make_table(10, sampler=Fifo(), remover=Fifo(), rate_limiter=Queue(3), max_times_sampled=1)
     rows = chain(table, 20)
     table.insert(rows[:3], rows[1:4])
-    assert not table.may_insert()
-    assert not table.may_sample(4)
+    assert not table.can_insert()
+    assert not table.can_sample(4)
     assert table.sample(2, np.random.default_rng(0)).columns["observation"].tolist() == [0, 1]
     table.insert(rows[3:5], rows[4:6])
     assert table.sample(3, np.random.default_rng(0)).columns["observation"].tolist() == [2, 3, 4]
     with pytest.raises(
-        SampleRefused, match="1 samples are not allowed after 5 inserts, 5 samples and 5 deletes"
+        SampleRefused, match="does not allow 1 samples after 5 inserts, 5 samples and 5 deletes"
     ):
         table.sample(1, np.random.default_rng(0))
 
 
 def test_a_stack_gives_the_newest_first() -> None:
-    table = make_table(10, sampler=Lifo(), remover=Lifo(), limiter=Stack(3), max_times_sampled=1)
+    table = make_table(10, sampler=Lifo(), remover=Lifo(), rate_limiter=Stack(3), max_times_sampled=1)
     rows = chain(table, 20)
     table.insert(rows[:3], rows[1:4])
     assert table.sample(2, np.random.default_rng(0)).columns["observation"].tolist() == [2, 1]
@@ -387,14 +393,14 @@ def test_limiters_are_those_of_reverb() -> None:
 
 
 def test_limiters_that_would_block_for_good_are_refused() -> None:
-    with pytest.raises(ReplayError, match="from 396 to 403 is too narrow for 4 samples an insert"):
+    with pytest.raises(ReplayError, match="range 396 to 403 is too narrow for 4 samples per insert"):
         SampleToInsertRatio(4, 100, (396, 403))
     SampleToInsertRatio(4, 100, 4)
     with pytest.raises(
-        ReplayError, match="nothing could be sampled when there are 100 items, where it is 400"
+        ReplayError, match=r"the lower bound 401 blocks sampling .* 100 items; set it to at most .* = 400"
     ):
         SampleToInsertRatio(4, 100, (401, 500))
-    with pytest.warns(UserWarning, match="inserts and samples wait for each other"):
+    with pytest.warns(UserWarning, match="inserts and samples may block each other"):
         SampleToInsertRatio(4, 100, (100, 399))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -411,10 +417,10 @@ def test_the_ratio_is_kept_whoever_is_faster(ratio: float, min_size: int, data: 
     buffer = max(1.0, ratio) * data.draw(st.sampled_from([1, 2, 5]))
     limiter = SampleToInsertRatio(ratio, min_size, buffer)
     for insert in data.draw(st.lists(st.booleans(), max_size=60)):
-        assert limiter.may_insert() or limiter.may_sample()
-        if insert and limiter.may_insert():
+        assert limiter.can_insert() or limiter.can_sample()
+        if insert and limiter.can_insert():
             limiter.inserts += 1
-        elif not insert and limiter.may_sample():
+        elif not insert and limiter.can_sample():
             limiter.samples += 1
         if limiter.inserts >= min_size:
             assert abs((limiter.inserts - min_size) * ratio - limiter.samples) <= buffer
@@ -426,31 +432,33 @@ def test_the_ratio_is_kept_whoever_is_faster(ratio: float, min_size: int, data: 
 def test_what_cannot_be_is_named() -> None:
     table = make_table()
     rows = chain(table, 10)
-    with pytest.raises(ReplayError, match=r"1 to 1 consecutive steps .* there are 2 steps"):
+    with pytest.raises(ReplayError, match=r"1 to 1 consecutive steps .* got lengths 2$"):
         table.insert(rows[:1], rows[2:3])
-    with pytest.raises(ReplayError, match="there are 0 steps"):
+    with pytest.raises(ReplayError, match=r"got lengths 0$"):
         table.insert(rows[:1], rows[:1])
     for wrong in (-1.0, math.nan, math.inf):
-        with pytest.raises(ReplayError, match=f"finite and at least 0, and among these are {wrong:g}$"):
+        with pytest.raises(ReplayError, match=f"finite and at least 0; got {wrong:g}$"):
             table.insert(rows[:2], rows[1:3], np.array([1.0, wrong]))
     keys = table.insert(rows[:2], rows[1:3])
     with pytest.raises(ReplayError, match="finite and at least 0"):
-        table.update(keys, np.array([1.0, math.nan]))
-    with pytest.raises(ReplayError, match="at least one item, not 0"):
+        table.update_priorities(keys, np.array([1.0, math.nan]))
+    with pytest.raises(ReplayError, match="cannot sample 0 items"):
         table.sample(0, np.random.default_rng(0))
-    with pytest.raises(ReplayError, match="max_size is 0 and length 1: both have to be at least 1"):
+    with pytest.raises(ReplayError, match="max_size is 0 and max_length is 1; set both to 1 or more"):
         make_table(0)
-    with pytest.raises(ReplayError, match="waits for 6 items and the table holds 5; make max_size at least"):
-        make_table(5, limiter=MinSize(6))
-    one = Fifo()
-    with pytest.raises(ReplayError, match="either the sampler or the remover"):
-        make_table(sampler=one, remover=one)
-    only: Any = {"max_size": 1, "sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1)}
     with pytest.raises(
-        SignatureError, match="field 'a' is of column 'b', and the table has observation, reward"
+        ReplayError, match=r"waits for 6 items, but max_size is 5.* set max_size to at least 6"
+    ):
+        make_table(5, rate_limiter=MinSize(6))
+    one = Fifo()
+    with pytest.raises(ReplayError, match="same object; create one selector for each"):
+        make_table(sampler=one, remover=one)
+    only: Any = {"max_size": 1, "sampler": Uniform(), "remover": Fifo(), "rate_limiter": MinSize(1)}
+    with pytest.raises(
+        SignatureError, match="field 'a' needs column 'b'; the columns are observation, reward"
     ):
         Table(SIGNATURE, {"a": Field("b")}, **only)
-    with pytest.raises(SignatureError, match="at 'first' with a stack of 0"):
+    with pytest.raises(SignatureError, match="field 'a' has stack=0; set it to 1 or more"):
         Table(SIGNATURE, {"a": Field("reward", stack=0)}, **only)
 
 
@@ -459,7 +467,7 @@ def test_keys_of_others_are_passed_over() -> None:
     rows = chain(table, 10)
     keys = table.insert(rows[:2], rows[1:3])
     strange = np.array([-1, 7, 10**15, keys[0] + (1 << 40), *keys])
-    assert table.update(strange, np.full(6, 3.0)) == 2
+    assert table.update_priorities(strange, np.full(6, 3.0)) == 2
     assert table.delete(strange) == 2
     assert table.delete(strange) == 0
 
@@ -467,8 +475,8 @@ def test_keys_of_others_are_passed_over() -> None:
 def test_stacks_within_sequences() -> None:
     """Every step of a sequence with the frames before it, and nothing after its end."""
     fields = {"seen": Field("observation", "steps", stack=2), "reward": Field("reward", "steps")}
-    chosen: Any = {"sampler": Fifo(), "remover": Fifo(), "limiter": MinSize(1), "max_times_sampled": 1}
-    table = Table(SIGNATURE, fields, max_size=9, length=3, **chosen)
+    chosen: Any = {"sampler": Fifo(), "remover": Fifo(), "rate_limiter": MinSize(1), "max_times_sampled": 1}
+    table = Table(SIGNATURE, fields, max_size=9, max_length=3, **chosen)
     columns = {
         "observation": np.arange(1, 6)[:, None],
         "reward": np.ones((5, 1)),
@@ -492,9 +500,9 @@ def test_samples_are_copies() -> None:
 
 
 def test_bytes_are_those_of_the_rows_in_use() -> None:
-    signature = {"observation": Column((84, 84), np.uint8), "reward": Column((), np.float32)}
-    fields = {"observation": Field("observation", stack=4), "next": Field("observation", "last", stack=4)}
-    only: Any = {"sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1)}
+    signature = {"observation": ArraySpec((84, 84), np.uint8), "reward": ArraySpec((), np.float32)}
+    fields = {"observation": Field("observation", stack=4), "next": Field("observation", "next", stack=4)}
+    only: Any = {"sampler": Uniform(), "remover": Fifo(), "rate_limiter": MinSize(1)}
     table = Table(signature, fields, max_size=200, **only)
     writer = Writer(table, Transitions(1))
     columns = {

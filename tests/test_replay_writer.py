@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollstream.replay import (
-    Column,
-    Cut,
+    ArraySpec,
     Episodes,
     Field,
     Fifo,
@@ -26,18 +25,19 @@ from rollstream.replay import (
     Table,
     Transitions,
     Uniform,
+    Windowing,
     Writer,
-    flattened,
-    nested,
-    signature_of,
+    flatten_columns,
+    infer_signature,
+    unflatten_columns,
 )
 
 LENGTH, STACK = 3, 3
 SIGNATURE = {
-    "observation": Column((), np.int64),
-    "action": Column((2,), np.float32),
-    "reward": Column((), np.float64),
-    "terminated": Column((), np.bool_),
+    "observation": ArraySpec((), np.int64),
+    "action": ArraySpec((2,), np.float32),
+    "reward": ArraySpec((), np.float64),
+    "terminated": ArraySpec((), np.bool_),
 }
 FIELDS = {
     "observation": Field("observation", "first", stack=STACK),
@@ -45,9 +45,9 @@ FIELDS = {
     "reward": Field("reward", "steps"),
     "seen": Field("observation", "steps"),
     "terminated": Field("terminated", "steps"),
-    "next_observation": Field("observation", "last", stack=STACK),
+    "next_observation": Field("observation", "next", stack=STACK),
 }
-CUTS: dict[str, Cut] = {
+WINDOWINGS: dict[str, Windowing] = {
     "1 step": Transitions(1),
     "2 steps": Transitions(2),
     "3 steps": Transitions(3),
@@ -62,12 +62,19 @@ CUTS: dict[str, Cut] = {
 def make_table(max_size: int = 1000, **options: Any) -> Table:
     """Gives all its items when it is asked for as many as there are."""
     settings: dict[str, Any] = {
-        "length": LENGTH,
+        "max_length": LENGTH,
         "sampler": Fifo(),
         "remover": Fifo(),
         "max_times_sampled": 1,
     }
-    return Table(SIGNATURE, FIELDS, max_size=max_size, limiter=MinSize(1), rows=4, **{**settings, **options})
+    return Table(
+        SIGNATURE,
+        FIELDS,
+        max_size=max_size,
+        rate_limiter=MinSize(1),
+        initial_rows=4,
+        **{**settings, **options},
+    )
 
 
 def items_of(table: Table) -> Sample:
@@ -86,7 +93,7 @@ class Experience:
     columns: dict[str, Any]
     last: Any
     final: list[tuple[int, int, Any]]
-    real: Any
+    mask: Any
     told: list[tuple[int, int, int, int, bool]]
     """Of each step in order: time, stream, episode, age, and whether the episode ended with it."""
 
@@ -95,9 +102,9 @@ class Experience:
         following = [*self.columns["observation"], self.last]
         return {
             "columns": {name: column[start:stop] for name, column in self.columns.items()},
-            "last": following[stop],
-            "final": [(t - start, b, seen) for t, b, seen in self.final if start <= t < stop],
-            "real": None if self.real is None else self.real[start:stop],
+            "last_observation": following[stop],
+            "final_observations": [(t - start, b, seen) for t, b, seen in self.final if start <= t < stop],
+            "mask": None if self.mask is None else self.mask[start:stop],
         }
 
 
@@ -108,7 +115,7 @@ def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Expe
     """
     ends = np.array(ends)
     shape = ends.shape
-    observation, real = np.zeros(shape, np.int64), np.ones(shape, bool)
+    observation, mask = np.zeros(shape, np.int64), np.ones(shape, bool)
     terminated, truncated = np.zeros((2, *shape), bool)
     last = np.zeros(shape[1], np.int64)
     final, told = [], []
@@ -117,7 +124,7 @@ def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Expe
         for t in range(shape[0]):
             observation[t, b] = code(b, episode, age)
             if over:
-                real[t, b] = over = False
+                mask[t, b] = over = False
                 episode, age = episode + 1, 0
                 continue
             ended = bool(ends[t, b])
@@ -138,26 +145,28 @@ def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Expe
         "terminated": terminated,
         "truncated": truncated,
     }
-    return Experience(columns, last, final, real if late else None, sorted(told))
+    return Experience(columns, last, final, mask if late else None, sorted(told))
 
 
-def expected(cut: Cut, told: list[tuple[int, int, int, int, bool]]) -> list[tuple[int, int, int, int]]:
+def expected(
+    windowing: Windowing, told: list[tuple[int, int, int, int, bool]]
+) -> list[tuple[int, int, int, int]]:
     """The windows, worked out one step at a time: stream, episode, first age, length."""
     windows = []
     for _, stream, episode, age, ended in told:
-        if isinstance(cut, Transitions):
-            if age + 1 >= cut.length:
-                windows.append((stream, episode, age + 1 - cut.length, cut.length))
+        if isinstance(windowing, Transitions):
+            if age + 1 >= windowing.max_length:
+                windows.append((stream, episode, age + 1 - windowing.max_length, windowing.max_length))
             if ended:
-                starts = range(max(0, age + 2 - cut.length), age + 1)
+                starts = range(max(0, age + 2 - windowing.max_length), age + 1)
                 windows += [(stream, episode, start, age + 1 - start) for start in starts]
         else:
-            assert isinstance(cut, Sequences)
+            assert isinstance(windowing, Sequences)
             start = 0
-            while start + cut.length <= age:  # complete before this step
-                start += cut.stride
-            if start + cut.length == age + 1:
-                windows.append((stream, episode, start, cut.length))
+            while start + windowing.max_length <= age:  # complete before this step
+                start += windowing.stride
+            if start + windowing.max_length == age + 1:
+                windows.append((stream, episode, start, windowing.max_length))
             elif ended and start <= age:
                 windows.append((stream, episode, start, age + 1 - start))
     return windows
@@ -188,10 +197,10 @@ def assert_items(sample: Sample, windows: list[tuple[int, int, int, int]], ends:
 
 def assert_references(table: Table, writer: Writer) -> None:
     """Counted one by one: what items and streams refer to, and that all else is free."""
-    steps = table.steps
+    steps = table.storage
     counts: dict[int, int] = {}
     state = table.state_dict()
-    for first, last in zip(state["first"].tolist(), state["last"].tolist(), strict=True):
+    for first, last in zip(state["items"]["start"].tolist(), state["items"]["end"].tolist(), strict=True):
         rows = [last]
         while rows[-1] != first:
             rows.append(int(steps.previous[rows[-1]]))
@@ -200,16 +209,16 @@ def assert_references(table: Table, writer: Writer) -> None:
         for row in rows:
             counts[row] = counts.get(row, 0) + 1
     state = writer.state_dict()
-    for stream, held in enumerate(state["held"].tolist()):
+    for stream, held in enumerate(state["num_held"].tolist()):
         rows = state["history"][::-1, stream][:held].tolist()
         assert len(rows) == held
         for row, before in pairwise(rows):
             assert steps.previous[row] == before
         for row in rows:
             counts[row] = counts.get(row, 0) + 1
-    in_use = {row: int(steps.references[row]) for row in np.flatnonzero(steps.references)}
+    in_use = {row: int(steps.refcounts[row]) for row in np.flatnonzero(steps.refcounts)}
     assert in_use == counts
-    assert steps.in_use == len(counts)
+    assert steps.num_used == len(counts)
     free = steps.allocate(steps.capacity - len(counts))
     assert sorted([*free.tolist(), *counts]) == list(range(steps.capacity))
     steps.release(free)
@@ -231,78 +240,81 @@ def experiences(draw: st.DrawFn) -> Experience:
     )
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("windowing", WINDOWINGS.values(), ids=WINDOWINGS)
 @given(happened=experiences(), data=st.data())
 @settings(max_examples=60)
 def test_items_are_the_windows_of_episodes_in_any_chunks(
-    cut: Cut, happened: Experience, data: st.DataObject
+    windowing: Windowing, happened: Experience, data: st.DataObject
 ) -> None:
     """Rows are shared, counted and freed as they should be after every write."""
     total = len(happened.columns["reward"])
     chops = data.draw(st.sets(st.integers(1, total - 1)) if total > 1 else st.just(set()))
     table = make_table()
-    writer = Writer(table, cut)
+    writer = Writer(table, windowing)
     saved_at = data.draw(st.sampled_from([0, *chops]))
     for start, stop in zip([0, *sorted(chops)], [*sorted(chops), total], strict=True):
         if start == saved_at:
             table, writer = reloaded(table, writer)
         writer.write(**happened.between(start, stop))
         assert_references(table, writer)
-    windows = expected(cut, happened.told)
+    windows = expected(windowing, happened.told)
     told_ends = {(b, int(seen) // 100 % 100) for _, b, seen in happened.final}
-    if happened.real is not None:
+    if happened.mask is not None:
         told_ends = {(b, episode) for _, b, episode, _, _ in happened.told}
     assert table.size == len(windows)
     assert table.info().episodes == len({window[:2] for window in windows})
     if windows:
         assert_items(items_of(table), windows, told_ends)
     assert_references(table, writer)
-    assert table.steps.in_use == writer.state_dict()["held"].sum(), "only what streams need is left"
+    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only what streams need is left"
 
 
 def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
     fresh = make_table(table.max_size)
     fresh.load_state_dict(table.state_dict())
-    resumed = Writer(fresh, writer.cut)
+    resumed = Writer(fresh, writer.windowing)
     resumed.load_state_dict(writer.state_dict())
     return fresh, resumed
 
 
-@given(happened=experiences(), max_size=st.integers(1, 4), cut=st.sampled_from(list(CUTS.values())))
+@given(
+    happened=experiences(), max_size=st.integers(1, 4), windowing=st.sampled_from(list(WINDOWINGS.values()))
+)
 @settings(max_examples=60)
-def test_rows_of_items_that_went_are_free(happened: Experience, max_size: int, cut: Cut) -> None:
+def test_rows_of_items_that_went_are_free(happened: Experience, max_size: int, windowing: Windowing) -> None:
     """Also of those that came and went within one write."""
     table = make_table(max_size)
-    writer = Writer(table, cut)
+    writer = Writer(table, windowing)
     for _ in range(3):
         writer.write(**happened.between(0, len(happened.columns["reward"])))
         assert_references(table, writer)
-        assert table.steps.capacity <= 200, "rows are used again"
-    table.delete(table.state_dict()["keys"])
+        assert table.storage.capacity <= 200, "rows are used again"
+    table.delete(table.state_dict()["items"]["keys"])
     assert_references(table, writer)
-    assert table.steps.in_use == writer.state_dict()["held"].sum(), "only what streams need is left"
+    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only what streams need is left"
 
 
-def test_streams_begin_when_they_are_told_to() -> None:
-    """A window does not reach over the gap, and nothing is left of what was under way."""
+def test_a_reset_stream_starts_a_new_episode() -> None:
+    """No window spans the reset, and the abandoned rows are freed."""
     table = make_table()
     writer = Writer(table, Transitions(2))
     part = experience(np.zeros((2, 2)))
     writer.write(**part.between(0, 2))
-    writer.begin([1], np.array([777]))
+    writer.reset([1])
     assert_references(table, writer)
+    assert writer.state_dict()["num_held"].tolist()[1] == 0
     other = experience(np.zeros((2, 2)))
     other.columns["observation"][:, 0] += 2
-    other.last[0] += 2
+    other.columns["observation"][:, 1] = 777, 778
+    other.last[:] += 2
     writer.write(**other.between(0, 2))
     assert_references(table, writer)
     sample = items_of(table)
     assert sample.columns["observation"][:, -1].tolist() == [1, 10_001, 2, 3, 777]
     assert sample.columns["observation"][-1].tolist() == [777] * 3
-    writer.begin([0, 1], np.array([1, 2]))
-    assert table.steps.in_use == 2
-    writer.forget([0, 1])
-    assert table.steps.in_use == 0
+    assert table.storage.num_used == writer.state_dict()["num_held"].sum() > 0
+    writer.reset([0, 1])
+    assert table.storage.num_used == 0
 
 
 def test_streams_may_be_written_in_turns_and_in_any_order() -> None:
@@ -316,8 +328,8 @@ def test_streams_may_be_written_in_turns_and_in_any_order() -> None:
             part = happened.between(start, start + 2)
             writer.write(
                 {name: column[:, chosen] for name, column in part["columns"].items()},
-                part["last"][chosen],
-                [(t, chosen.index(b), seen) for t, b, seen in part["final"] if b in chosen],
+                part["last_observation"][chosen],
+                [(t, chosen.index(b), seen) for t, b, seen in part["final_observations"] if b in chosen],
                 streams=chosen,
             )
     one, other = items_of(whole), items_of(parts)
@@ -349,10 +361,10 @@ def test_stacks_are_those_of_gymnasium() -> None:
     """What a policy behind `FrameStackObservation` has seen is what comes out, from frames stored once."""
     stacking = gymnasium.wrappers.FrameStackObservation(Counting(), 4, padding_type="reset")
     plain = Counting()
-    signature = {"observation": Column((2,), np.uint8)}
+    signature = {"observation": ArraySpec((2,), np.uint8)}
     fields = {
         "observation": Field("observation", "first", stack=4),
-        "next_observation": Field("observation", "last", stack=4),
+        "next_observation": Field("observation", "next", stack=4),
     }
     table = Table(
         signature,
@@ -360,7 +372,7 @@ def test_stacks_are_those_of_gymnasium() -> None:
         max_size=100,
         sampler=Fifo(),
         remover=Fifo(),
-        limiter=MinSize(1),
+        rate_limiter=MinSize(1),
         max_times_sampled=1,
     )
     writer = Writer(table, Transitions(1))
@@ -397,11 +409,17 @@ def test_observations_may_be_dicts_of_arrays() -> None:
         "terminated": np.array([[False, False], [True, False], [False, False]]),
         "truncated": np.zeros((3, 2), bool),
     }
-    signature = signature_of(columns)
+    signature = infer_signature(columns)
     assert list(signature) == ["observation/where", "observation/what/#0", "terminated", "truncated"]
-    fields = {"where": Field("observation/where"), "next": Field("observation/where", "last")}
+    fields = {"where": Field("observation/where"), "next": Field("observation/where", "next")}
     table = Table(
-        signature, fields, max_size=9, sampler=Fifo(), remover=Fifo(), limiter=MinSize(1), max_times_sampled=1
+        signature,
+        fields,
+        max_size=9,
+        sampler=Fifo(),
+        remover=Fifo(),
+        rate_limiter=MinSize(1),
+        max_times_sampled=1,
     )
     last = {"where": np.array([[6.0], [7.0]]), "what": (np.ones(2, np.int8),)}
     final = [(1, 0, {"where": np.array([44.0]), "what": (np.int8(3),)})]
@@ -416,10 +434,10 @@ def test_priorities_come_with_the_last_step_or_are_the_largest_so_far() -> None:
     writer = Writer(table, Transitions(2))
     happened = experience([[0], [0], [2], [0], [0]])
     writer.write(**happened.between(0, 3), priorities=np.array([[1.0], [2.0], [3.0]]))
-    assert table.state_dict()["priorities"].tolist() == [2, 3, 3]
-    table.update(table.state_dict()["keys"][:1], np.array([7.0]))
+    assert table.state_dict()["items"]["priorities"].tolist() == [2, 3, 3]
+    table.update_priorities(table.state_dict()["items"]["keys"][:1], np.array([7.0]))
     writer.write(**happened.between(3, 5))
-    assert table.state_dict()["priorities"].tolist() == [7, 3, 3, 7]
+    assert table.state_dict()["items"]["priorities"].tolist() == [7, 3, 3, 7]
 
 
 def test_a_write_that_is_refused_changes_nothing() -> None:
@@ -427,17 +445,17 @@ def test_a_write_that_is_refused_changes_nothing() -> None:
         SIGNATURE,
         FIELDS,
         max_size=100,
-        length=LENGTH,
+        max_length=LENGTH,
         sampler=Uniform(),
         remover=Fifo(),
-        limiter=SampleToInsertRatio(1, min_size=1, buffer=3),
+        rate_limiter=SampleToInsertRatio(1, min_size=1, error_buffer=3),
     )
     writer = Writer(table, Transitions(2))
     happened = experience([[0], [0], [1], [0], [2], [0]], tells_all=False)
     writer.write(**happened.between(0, 3))
     before = str(table.state_dict()), str(writer.state_dict())
     with pytest.raises(
-        InsertRefused, match="2 inserts are not allowed after 3 inserts, 0 samples and 0 deletes"
+        InsertRefused, match="does not allow 2 inserts after 3 inserts, 0 samples and 0 deletes"
     ):
         writer.write(**happened.between(3, 6))
     assert (str(table.state_dict()), str(writer.state_dict())) == before
@@ -455,38 +473,42 @@ def test_what_cannot_be_written_is_named() -> None:
         columns = {name: column for name, column in columns.items() if column is not None}
         writer.write(**{**good, "columns": columns, **more})
 
-    with pytest.raises(SignatureError, match="column 'reward' is missing; there are observation, action"):
+    with pytest.raises(SignatureError, match="column 'reward' is missing; got observation, action"):
         written({"reward": None})
-    with pytest.raises(SignatureError, match="the table has no column value; it has observation, action"):
-        written({"value": np.zeros((2, 1))})
-    with pytest.raises(SignatureError, match=r"'reward' is float32\[2, 1\] and has to be float64\[2, 1\]"):
-        written({"reward": np.zeros((2, 1), np.float32)})
     with pytest.raises(
-        SignatureError, match=r"'action' is float32\[2, 1, 3\] and has to be float32\[2, 1, 2\]"
+        SignatureError, match="the table has no column value; its columns are observation, action"
     ):
+        written({"value": np.zeros((2, 1))})
+    with pytest.raises(SignatureError, match=r"'reward' is float32\[2, 1\]; expected float64\[2, 1\]"):
+        written({"reward": np.zeros((2, 1), np.float32)})
+    with pytest.raises(SignatureError, match=r"'action' is float32\[2, 1, 3\]; expected float32\[2, 1, 2\]"):
         written({"action": np.zeros((2, 1, 3), np.float32)})
-    with pytest.raises(SignatureError, match=r"'observation' is int64\[2\] and has to be int64\[1\]"):
-        written({}, last=np.zeros(2, np.int64))
-    with pytest.raises(ReplayError, match="have 'terminated' and 'truncated'"):
+    with pytest.raises(SignatureError, match=r"'observation' is int64\[2\]; expected int64\[1\]"):
+        written({}, last_observation=np.zeros(2, np.int64))
+    with pytest.raises(ReplayError, match="must include 'terminated' and 'truncated'"):
         written({"truncated": None})
-    with pytest.raises(ReplayError, match=r"are \[T, B\], not \[2\] and \[2, 1\]"):
+    with pytest.raises(ReplayError, match=r"must be \[T, B\], not \[2\] and \[2, 1\]"):
         written({"terminated": np.zeros(2, bool)})
-    with pytest.raises(ReplayError, match="1 streams; there are 2 numbers"):
+    with pytest.raises(ReplayError, match="1 streams, but streams has 2 indices"):
         written({}, streams=[0, 1])
-    with pytest.raises(ReplayError, match=r"real is \[1, 1\]"):
-        written({}, real=np.ones((1, 1), bool))
-    with pytest.raises(ReplayError, match="final observation of step 1 in stream 0, which ended nothing"):
-        written({}, final=[(1, 0, np.int64(3))])
-    assert writer.table.steps.in_use == 0, "nothing has begun"
-    with pytest.raises(ReplayError, match=r"windows of 5 steps do not fit .* make it with length=5"):
+    with pytest.raises(ReplayError, match=r"mask has shape \[1, 1\]; expected \[T, B\] = \[2, 1\]"):
+        written({}, mask=np.ones((1, 1), bool))
+    with pytest.raises(
+        ReplayError, match="step 1 of stream 0, which does not end an episode; set terminated"
+    ):
+        written({}, final_observations=[(1, 0, np.int64(3))])
+    assert writer.table.storage.num_used == 0, "nothing has begun"
+    with pytest.raises(
+        ReplayError, match=r"windows have up to 5 steps .* create the table with max_length=5"
+    ):
         Writer(make_table(), Sequences(5))
-    only: Any = {"sampler": Uniform(), "remover": Fifo(), "limiter": MinSize(1)}
-    blind = Table({"reward": Column((), np.float32)}, {}, max_size=1, **only)
-    with pytest.raises(ReplayError, match="has a column 'observation', and this has reward"):
+    only: Any = {"sampler": Uniform(), "remover": Fifo(), "rate_limiter": MinSize(1)}
+    blind = Table({"reward": ArraySpec((), np.float32)}, {}, max_size=1, **only)
+    with pytest.raises(ReplayError, match="no column 'observation', only reward"):
         Writer(blind, Transitions(1))
-    with pytest.raises(ReplayError, match="at least 1 step, not 0"):
+    with pytest.raises(ReplayError, match="n_step is 0; set it to 1 or more"):
         Transitions(0)
-    with pytest.raises(ReplayError, match="both have to be at least 1"):
+    with pytest.raises(ReplayError, match="stride is 0; set both to 1 or more"):
         Sequences(3, stride=0)
     assert writer.write(**experience(np.zeros((0, 1))).between(0, 0)).size == 0
 
@@ -506,4 +528,4 @@ names = st.text("a/#%0 é", min_size=1, max_size=3)
 )
 def test_parts_of_observations_keep_their_names_whatever_those_are(parts: Any) -> None:
     columns = {"observation": parts, "reward": 0}
-    assert nested(flattened(columns)) == columns
+    assert unflatten_columns(flatten_columns(columns)) == columns

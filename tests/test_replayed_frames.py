@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from rollstream.engine import ActorContext
-from rollstream.replay.transitions import transition_buffer
+from rollstream.replay.buffer import transition_buffer
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import newest_frames, transition_signature
 from rollstream.rl.q_policy import QPolicy
@@ -57,24 +57,24 @@ def test_stacks_are_as_the_environment_showed_them(shape: tuple[int, ...]) -> No
     buffer = transition_buffer(
         transition_signature(space, Pages.action_space, FRAMES),
         0,
-        size=1000,
+        max_size=1000,
         min_size=1,
         batch_size=500,
-        frames=FRAMES,
+        frame_stack=FRAMES,
         frame_axis=axis,
     )
     seen: set[bytes] = set()
     for _ in range(8):
         rollout = worker._roll()
         seen |= _pages(rollout.columns["observation"].reshape(-1, *stacked), axis)
-        buffer.store(chunk_of(newest_frames(rollout, space, FRAMES), 0))
+        buffer.insert(chunk_of(newest_frames(rollout, space, FRAMES), 0))
     samples = buffer.sample()
     assert samples is not None
-    assert samples.rows["observation"].shape == (500, *stacked)
-    assert _pages(samples.rows["observation"], axis) == seen
-    first = _numbers(samples.rows["observation"], axis)
-    after = _numbers(samples.rows["next_observation"], axis)
-    ended = samples.rows["terminated"][:, 0]
+    assert samples.columns["observation"].shape == (500, *stacked)
+    assert _pages(samples.columns["observation"], axis) == seen
+    first = _numbers(samples.columns["observation"], axis)
+    after = _numbers(samples.columns["next_observation"], axis)
+    ended = samples.columns["terminated"][:, 0]
     np.testing.assert_array_equal(after[~ended][:, :-1], first[~ended][:, 1:])
     np.testing.assert_array_equal(after[~ended][:, -1], first[~ended][:, -1] + 1)
 

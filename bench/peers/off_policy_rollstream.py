@@ -26,7 +26,7 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
         "reward": np.ones((case.batch_size, 1), np.float32),
         "terminated": np.zeros((case.batch_size, 1), bool),
         "length": np.ones(case.batch_size, np.float32),
-        "likelihood": np.ones(case.batch_size, np.float32),
+        "relative_probability": np.ones(case.batch_size, np.float32),
     }
 
     def train(steps: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import replay_workload
 
 from rollstream.replay import (
-    Column,
+    ArraySpec,
     Field,
     Fifo,
     MinSize,
@@ -27,21 +27,26 @@ class Rollstream(replay_workload.Competitor):
     def __init__(self, workload: replay_workload.Workload, *, prioritized: bool):
         super().__init__(workload, prioritized=prioritized)
         signature = {
-            "observation": Column(workload.shape, np.dtype(workload.dtype)),
-            "action": Column(workload.action, np.float32 if workload.action else np.int64),
-            "reward": Column((), np.float32),
-            "terminated": Column((), np.bool_),
+            "observation": ArraySpec(workload.shape, np.dtype(workload.dtype)),
+            "action": ArraySpec(workload.action, np.float32 if workload.action else np.int64),
+            "reward": ArraySpec((), np.float32),
+            "terminated": ArraySpec((), np.bool_),
         }
         fields = {
             "observation": Field("observation", stack=workload.stack),
             "action": Field("action"),
             "reward": Field("reward"),
             "terminated": Field("terminated"),
-            "next_observation": Field("observation", "last", stack=workload.stack),
+            "next_observation": Field("observation", "next", stack=workload.stack),
         }
         sampler = Prioritized(0.6) if prioritized else Uniform()
         self.table = Table(
-            signature, fields, max_size=workload.items, sampler=sampler, remover=Fifo(), limiter=MinSize(1)
+            signature,
+            fields,
+            max_size=workload.items,
+            sampler=sampler,
+            remover=Fifo(),
+            rate_limiter=MinSize(1),
         )
         self.writer = Writer(self.table, Transitions(1))
         self.generator = np.random.default_rng(0)
@@ -57,11 +62,11 @@ class Rollstream(replay_workload.Competitor):
     def sample(self, count: int) -> Any:
         sample = self.table.sample(count, self.generator)
         if self.prioritized:
-            importance_weights(sample.probabilities, sample.sizes, 0.4)
+            importance_weights(sample.probabilities, beta=0.4)
         return sample
 
     def update(self, batch: Any, priorities: Any) -> None:
-        self.table.update(batch.keys, priorities)
+        self.table.update_priorities(batch.keys, priorities)
 
     def report(self) -> dict[str, float]:
         info = self.table.info()

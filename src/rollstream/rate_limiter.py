@@ -21,10 +21,10 @@ class RateLimiter:
     I - D is the size of the table, which may fall under `min_size` again.
 
     >>> limiter = RateLimiter(samples_per_insert=2, min_size=3, min_diff=2, max_diff=10)
-    >>> limiter.may_insert(3), limiter.may_sample(1)
+    >>> limiter.can_insert(3), limiter.can_sample(1)
     (True, False)
     >>> limiter.inserts += 3
-    >>> limiter.may_sample(4), limiter.may_sample(5)
+    >>> limiter.can_sample(4), limiter.can_sample(5)
     (True, False)
 
     Args:
@@ -47,14 +47,14 @@ class RateLimiter:
         self.samples = 0
         self.deletes = 0
 
-    def may_insert(self, count: int = 1) -> bool:
+    def can_insert(self, count: int = 1) -> bool:
         """Whether so many items may be inserted now."""
         inserts = self.inserts + count
         if inserts - self.deletes <= self.min_size:
             return True
         return inserts * self.samples_per_insert - self.samples <= self.max_diff
 
-    def may_sample(self, count: int = 1) -> bool:
+    def can_sample(self, count: int = 1) -> bool:
         """Whether so many items may be sampled now."""
         if self.inserts - self.deletes < self.min_size:
             return False

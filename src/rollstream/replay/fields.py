@@ -73,9 +73,7 @@ def gather_fields(
     return gathered
 
 
-def _step_rows(
-    storage: StepStorage, end: Rows, lengths: Array, max_length: int
-) -> tuple[Rows, Array | None]:
+def _step_rows(storage: StepStorage, end: Rows, lengths: Array, max_length: int) -> tuple[Rows, Array | None]:
     """The rows of all steps of each window, `[N, max_length]`, and which of them are padding."""
     rows = storage.preceding(storage.previous.take(end), max_length)
     if (lengths == max_length).all():

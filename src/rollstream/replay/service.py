@@ -1,4 +1,4 @@
-"""Replay as a service: buffers on actors of any engine, for flows and for clients outside of one."""
+"""Replay as a service: buffers on actors of any engine, for flows and for other clients."""
 
 from __future__ import annotations
 
@@ -7,215 +7,227 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollstream.background_save import BackgroundSave, read_state
 from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
-from rollstream.replay.buffer import Buffer, Chunk, Samples
+from rollstream.flow import Context
+from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
 from rollstream.replay.errors import InsertRefused, ReplayError
 from rollstream.replay.table import TableInfo
 
 
-class Noting(Protocol):
-    """What a flow hands to a source."""
+@dataclass
+class _PendingInsert:
+    """A chunk that waits for the rate limiter."""
 
-    def note(self, **numbers: float) -> None:
-        """Add numbers to the provenance of an item."""
-        ...
+    chunk: Chunk
+    request_id: str
+    reply: Deferred[int]
+    cancelled: bool = False
 
 
 class ReplayShard:
-    """A buffer on an actor. Who asks for a sample too early is answered when there is one.
+    """An actor with a replay buffer. Requests that the rate limiter does not allow yet are answered later.
 
     Args:
-        make: makes the buffer, given the number of the shard.
+        make: Creates the buffer, given the index of the shard.
     """
 
-    def __init__(self, make: Callable[[int], Buffer], *, context: ActorContext):
+    def __init__(self, make: Callable[[int], ReplayBuffer], *, context: ActorContext):
         self.buffer = make(context.index)
-        self._again = context.restarts > 0
-        self._life = secrets.randbits(48)
-        """Tells what was sampled here from what was before a restart; saved with what is remembered."""
+        self._was_restarted = context.restarts > 0
+        self._incarnation = secrets.randbits(48)
+        """Identifies the content: a restarted shard is empty and has another incarnation."""
         self._writing: BackgroundSave | None = None
-        self._waiting: deque[tuple[str, Deferred[Samples]]] = deque()
-        self._blocked: deque[tuple[str, Deferred[int] | None, Chunk]] = deque()
-        """What waits to be stored, in order; nobody waits for one that was given up."""
+        self._pending_samples: deque[tuple[str, Deferred[ReplayBatch]]] = deque()
+        self._pending_inserts: deque[_PendingInsert] = deque()
 
-    def store(self, chunk: Chunk, ticket: str = "") -> int | Deferred[int]:
-        """Remember it; how many items came of it. The reply waits while the limiter allows no insert."""
-        stored = None if self._blocked else self._stored(chunk)
-        if stored is None:
-            late: Deferred[int] = Deferred()
-            self._blocked.append((ticket, late, chunk))
-            return late
-        self._answer()
-        return stored
+    # Insert and sample -------------------------------------------------------------------------
 
-    def _stored(self, chunk: Chunk) -> int | None:
-        """How many items came of it; `None` if the limiter does not allow so many."""
-        try:
-            return self.buffer.store(chunk)
-        except InsertRefused:
-            return None
+    def insert(self, chunk: Chunk, request_id: str = "") -> int | Deferred[int]:
+        """Write a chunk as soon as the rate limiter allows it; reply with the number of items completed."""
+        count = None if self._pending_inserts else self._try_insert(chunk)
+        if count is None:
+            pending = _PendingInsert(chunk, request_id, Deferred())
+            self._pending_inserts.append(pending)
+            return pending.reply
+        self._serve_pending()
+        return count
 
-    def sample(self, context: Noting | None = None, ticket: str = "") -> Samples | Deferred[Samples] | None:
-        """Items drawn at random, or a promise of them.
+    def sample(
+        self, context: Context | None = None, request_id: str = ""
+    ) -> ReplayBatch | Deferred[ReplayBatch] | None:
+        """Sample a batch as soon as the rate limiter allows it.
 
-        A flow is given `None` by a shard that came back empty: it may have to go on before there is more.
+        In a flow, a shard that is empty after a restart returns `None` at once, so that the flow can go on.
         """
         if context is not None:
             table = self.buffer.table
-            counts = {"inserts": table.limiter.inserts, "samples": table.limiter.samples}
-            context.note(life=self._life, size=table.size, **counts)
-            if self._again and not table.size:
+            counts = {"inserts": table.rate_limiter.inserts, "samples": table.rate_limiter.samples}
+            context.note(incarnation=self._incarnation, size=table.size, **counts)
+            if self._was_restarted and not table.size:
                 return None
-        samples = None if self._waiting else self.buffer.sample()
-        if samples is None:
-            late: Deferred[Samples] = Deferred()
-            self._waiting.append((ticket, late))
-            return late
-        self._answer()
-        return samples
+        batch = None if self._pending_samples else self.buffer.sample()
+        if batch is None:
+            reply: Deferred[ReplayBatch] = Deferred()
+            self._pending_samples.append((request_id, reply))
+            return reply
+        self._serve_pending()
+        return batch
 
-    def _answer(self) -> None:
-        """Serve whoever can be served now, in turn."""
-        while self._give_next() | self._store_next():
+    def cancel(self, request_id: str) -> bool:
+        """Cancel a pending request; return whether it was pending."""
+        cancelled = False
+        for pending in self._pending_inserts:
+            if pending.request_id == request_id and not pending.cancelled:
+                pending.cancelled = cancelled = True
+        samples = deque(own for own in self._pending_samples if own[0] != request_id)
+        cancelled |= len(samples) < len(self._pending_samples)
+        self._pending_samples = samples
+        self._serve_pending()
+        return cancelled
+
+    def _try_insert(self, chunk: Chunk) -> int | None:
+        try:
+            return self.buffer.insert(chunk)
+        except InsertRefused:
+            return None
+
+    def _serve_pending(self) -> None:
+        """Serve pending samples and inserts in turn, for as long as the rate limiter allows."""
+        while self._serve_sample() | self._serve_insert():
             pass
 
-    def _give_next(self) -> bool:
-        """Give a sample to who waits for longest, if there is one; whether there was."""
-        if not self._waiting or (samples := self.buffer.sample()) is None:
+    def _serve_sample(self) -> bool:
+        """Answer the oldest pending sample, if possible; return whether it was."""
+        if not self._pending_samples or (batch := self.buffer.sample()) is None:
             return False
-        self._waiting.popleft()[1].resolve(samples)
+        self._pending_samples.popleft()[1].resolve(batch)
         return True
 
-    def _store_next(self) -> bool:
-        """Store what waits for longest, if it may be; whether it waits no more."""
-        if not self._blocked:
+    def _serve_insert(self) -> bool:
+        """Answer the oldest pending insert, or drop it if cancelled; return whether it is done."""
+        if not self._pending_inserts:
             return False
-        _, late, chunk = self._blocked[0]
-        stored = error = None
-        if late is not None:
+        pending = self._pending_inserts[0]
+        if not pending.cancelled:
             try:
-                stored = self._stored(chunk)
-            except Exception as caught:  # for who sent it, and for nobody else
-                error = caught
-            if stored is None and error is None:
-                return False
-        self._blocked.popleft()
-        if stored is None:
-            with suppress(Exception):  # what comes next does not go on from what was before it
-                self.buffer.forget(chunk)
-        if late is not None and stored is not None:
-            late.resolve(stored)
-        elif late is not None and error is not None:
-            late.reject(error)
+                count = self._try_insert(pending.chunk)
+            except Exception as error:  # for the sender of this chunk alone
+                pending.reply.reject(error)
+            else:
+                if count is None:
+                    return False
+                self._pending_inserts.popleft()
+                pending.reply.resolve(count)
+                return True
+        self._pending_inserts.popleft()
+        with suppress(Exception):  # the next chunk does not continue the one before this
+            self.buffer.reset_streams(pending.chunk.streams)
         return True
 
-    def cancel(self, ticket: str) -> bool:
-        """Whoever waits with this ticket does not any more; whether somebody did."""
-        waited = any(own[0] == ticket for own in (*self._waiting, *self._blocked))
-        self._waiting = deque(own for own in self._waiting if own[0] != ticket)
-        self._blocked = deque((own[0], None, own[2]) if own[0] == ticket else own for own in self._blocked)
-        self._answer()  # whoever was behind it
-        return waited
+    # Priorities and state ----------------------------------------------------------------------
 
-    def update(self, keys: Any, priorities: Any, life: float | None = None) -> None:
-        """How surprising items were; those of an earlier life, before a restart, are not known here."""
-        if life is None or life == self._life:
-            self.buffer.update(keys, priorities)
+    def update_priorities(self, keys: Any, priorities: Any, incarnation: float | None = None) -> None:
+        """Set priorities; those of another incarnation are ignored, since its keys mean nothing here."""
+        if incarnation is None or incarnation == self._incarnation:
+            self.buffer.update_priorities(keys, priorities)
 
     def info(self) -> TableInfo:
-        """How the table stands."""
+        """Size, memory and counts of the table."""
         return self.buffer.info()
 
-    def why(self) -> str:
-        """What decides whether it takes or gives, in words."""
+    def rate_limiter_status(self) -> str:
+        """Size, counts and limits of the table, for error messages."""
         table = self.buffer.table
-        return f"{table.size} items, {table.limiter.counts()}, by {table.limiter!r}"
+        return f"{table.size} items, {table.rate_limiter.counts()}, {table.rate_limiter!r}"
 
     def begin_save(self, path: Path) -> None:
-        """Begin to write all that is remembered to a file; nobody waits for that."""
+        """Start writing the state to a file in the background."""
         self.finish_save()
         self._writing = BackgroundSave(
-            path, lambda: {"life": self._life, **self.buffer.state_dict(copy=False)}
+            path, lambda: {"incarnation": self._incarnation, **self.buffer.state_dict(copy=False)}
         )
 
     def finish_save(self) -> str | None:
-        """Wait until it is written; what went wrong, if anything did."""
+        """Wait until the file is written; return the error, if any."""
         writing, self._writing = self._writing, None
         return writing.wait() if writing is not None else None
 
     def load_file(self, path: Path) -> None:
-        """Go on from a file."""
+        """Restore the state from a file."""
         self.load_state_dict(read_state(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is remembered."""
-        return {"life": self._life, **self.buffer.state_dict()}
+        """The buffer's state, and its incarnation."""
+        return {"incarnation": self._incarnation, **self.buffer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._life = state["life"]
+        """Restore the buffer and its incarnation."""
+        self._incarnation = state["incarnation"]
         self.buffer.load_state_dict(state)
 
 
 class ReplayShards:
-    """Several buffers, each on an actor of its own. One that dies comes back empty.
+    """Replay buffers sharded over actors. A shard that dies is restarted empty.
 
-    The streams of one writer always go to the same shard, so that their steps are stored once and windows
-    reach from one chunk into the next.
+    All chunks of a writer go to the same shard, so that windows may span chunks and steps are stored once.
 
     Args:
-        engine: where they live.
-        make: makes the buffer of a shard, given its number; it travels there.
-        count: how many.
-        terms: further arguments of `Engine.spawn`.
+        engine: The engine to spawn the actors on.
+        make: Creates the buffer of a shard, given its index; it is sent to the actor.
+        count: Number of shards.
+        spawn_options: Further arguments of `Engine.spawn`.
     """
 
-    def __init__(self, engine: Engine, make: Callable[[int], Buffer], count: int = 1, **terms: Any):
-        terms = {"on_failure": "restart", **terms}
+    def __init__(
+        self, engine: Engine, make: Callable[[int], ReplayBuffer], count: int = 1, **spawn_options: Any
+    ):
+        options = {"on_failure": "restart", **spawn_options}
         self.actors: list[Actor[ReplayShard]] = engine.spawn(
-            ReplayShard, (make,), count=count, name="replay", **terms
+            ReplayShard, (make,), count=count, name="replay", **options
         )
-        self._tickets = itertools.count()
+        self._request_ids = itertools.count()
 
     def shard(self, writer: int) -> Actor[ReplayShard]:
-        """Where what a writer sends is remembered."""
+        """The shard that stores the chunks of a writer."""
         return self.actors[writer % len(self.actors)]
 
     # For clients outside a flow ----------------------------------------------------------------
 
     def insert(self, writer: int, chunk: Chunk, timeout: float | None = None) -> int:
-        """Remember a chunk as soon as the limiter allows it; how many items came of it.
+        """Write a chunk as soon as the rate limiter allows it; return the number of items it completes.
 
-        Raises `TimeoutError`, and nothing is stored, if that takes too long.
+        Raises `TimeoutError` after `timeout` seconds; the chunk is not written then.
         """
-        return self._awaited(self.shard(writer), "store", timeout, chunk)
+        return self._request(self.shard(writer), "insert", timeout, chunk)
 
-    def sample(self, shard: int = 0, timeout: float | None = None) -> Samples:
-        """Items drawn at random as soon as the limiter allows it; `TimeoutError` if that takes too long."""
+    def sample(self, shard: int = 0, timeout: float | None = None) -> ReplayBatch:
+        """Sample a batch as soon as the rate limiter allows it.
+
+        Raises `TimeoutError` after `timeout` seconds; nothing is sampled then.
+        """
         if not 0 <= shard < len(self.actors):
-            raise ReplayError(f"there is no shard {shard}: they are 0 to {len(self.actors) - 1}")
-        return self._awaited(self.actors[shard], "sample", timeout, None)
+            raise ReplayError(f"shard is {shard}; set it to 0 to {len(self.actors) - 1}")
+        return self._request(self.actors[shard], "sample", timeout, None)
 
-    def _awaited(self, actor: Actor[Any], method: str, timeout: float | None, first: Any) -> Any:
-        ticket = f"{id(self)}.{next(self._tickets)}"
-        reply = actor.call(method, first, ticket)
+    def _request(self, actor: Actor[Any], method: str, timeout: float | None, argument: Any) -> Any:
+        request_id = f"{id(self)}.{next(self._request_ids)}"
+        reply = actor.call(method, argument, request_id)
         try:
             return reply.result(timeout)
         except TimeoutError:
-            if not actor.call("cancel", ticket).result():
-                return reply.result()  # it came at the last moment
-            why = actor.call("why").result()
-            raise TimeoutError(
-                f"{actor.name} could not {method} within {timeout:g} s: it has {why}"
-            ) from None
+            if not actor.call("cancel", request_id).result():
+                return reply.result()  # it was served at the last moment
+            status = actor.call("rate_limiter_status").result()
+            raise TimeoutError(f"{actor.name} did not {method} within {timeout:g} s: {status}") from None
         except Deadlock:
-            actor.send("cancel", ticket)
+            actor.send("cancel", request_id)
             raise
 
     def info(self) -> list[TableInfo]:
-        """How the tables stand."""
+        """Size, memory and counts of every shard's table."""
         return [actor.call("info").result() for actor in self.actors]

@@ -100,9 +100,7 @@ class Table:
     ):
         check_fields(signature, fields)
         if max_size < 1 or max_length < 1:
-            raise ReplayError(
-                f"max_size is {max_size} and max_length is {max_length}; set both to 1 or more"
-            )
+            raise ReplayError(f"max_size is {max_size} and max_length is {max_length}; set both to 1 or more")
         if rate_limiter.min_size > max_size:
             raise ReplayError(
                 f"the rate limiter waits for {rate_limiter.min_size} items, but max_size is {max_size}, so "
@@ -302,9 +300,7 @@ class Table:
             times_sampled=draws.times_sampled,
             table_sizes=draws.table_sizes,
             lengths=lengths,
-            columns=gather_fields(
-                self.storage, self.fields, start, end, lengths, max_length=self.max_length
-            ),
+            columns=gather_fields(self.storage, self.fields, start, end, lengths, max_length=self.max_length),
         )
         self.rate_limiter.samples += count
         self.unique_samples += int(np.count_nonzero(draws.times_sampled == 1))
