@@ -118,10 +118,10 @@ def test_only_what_is_learned_from_travels() -> None:
 
 def test_some_columns() -> None:
     batch = numbered(2, 2)
-    assert list(batch.only(["action", "reward"])) == ["action", "reward"]
-    assert batch.only(("reward",))["reward"] is batch["reward"]
+    assert list(batch.select(["action", "reward"])) == ["action", "reward"]
+    assert batch.select(("reward",))["reward"] is batch["reward"]
     with pytest.raises(BatchError, match="there is no column value; there are reward, observation, action"):
-        batch.only(["value", "reward"])
+        batch.select(["value", "reward"])
 
 
 def test_jax_sees_the_columns() -> None:

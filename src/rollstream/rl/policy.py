@@ -147,7 +147,8 @@ class ActorCriticPolicy:
 
     def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, distribution, normalized = self.params.numpy_module(weights, num_envs), self.distribution, None
+        network, distribution = self.params.numpy_module(weights, num_envs), self.distribution
+        normalized = None
         if self.normalize_observations:
             moments = Moments.from_weights(weights, "observation")
             normalized = np.asarray(moments.mean), np.asarray(moments.std)
