@@ -71,7 +71,7 @@ class Known(eqx.Module):
 
 
 def known(space: Any, distribution: Any, random: Any) -> Known:
-    return Known(np.float32(3.0), distribution.outputs)
+    return Known(np.float32(3.0), distribution.output_size)
 
 
 def value_of(observation: Any) -> float:
@@ -417,7 +417,7 @@ def test_images_may_have_their_channels_first() -> None:
     last = Encoder(spaces.Box(0, 255, (40, 36, 2), np.uint8), np.random.default_rng(0))
     first = Encoder(spaces.Box(0, 255, (2, 40, 36), np.uint8), np.random.default_rng(0))
     np.testing.assert_allclose(last(image), first(np.moveaxis(image, -1, 0)), rtol=1e-5)
-    with pytest.raises(SpaceError, match="images of 20 x 40 are too small; give at least 36 x 36"):
+    with pytest.raises(SpaceError, match="images of 20 x 40 are too small; use at least 36 x 36"):
         Encoder(spaces.Box(0, 255, (20, 40, 3), np.uint8), np.random.default_rng(0))
 
 
