@@ -37,7 +37,7 @@ pytest_collect_file = Sybil(
 RUN = ".".join([*filter(None, [os.environ.get(reaper.VARIABLE)]), uuid.uuid4().hex])
 """The mark of every process that this run starts; within a test, a part of that test's."""
 
-LIMIT, SLOW_LIMIT = 120.0, 600.0
+LIMIT, SLOW_LIMIT = 300.0, 900.0
 """Seconds that a test may take, on a busy machine, too; and one that is marked `slow`."""
 
 FAILED = pytest.StashKey[bool]()

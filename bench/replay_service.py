@@ -140,13 +140,13 @@ def checkpoint(gigabytes: float) -> list[Figure]:
         usual = pauses(shards, 5).max()
         path = Path(folder).resolve() / "replay.safetensors"
         start = time.perf_counter()
-        asked = shards.actors[0].call("begin_save", path)
+        asked = shards.actors[0].call("save_to", path)
         longest = 0.0
         while read_checksum(path) is None:
             longest = max(longest, pauses(shards, 0.1).max())
         took = time.perf_counter() - start
         asked.result()
-        wrong = shards.actors[0].call("finish_save").result()
+        wrong = shards.actors[0].call("wait_saved").result()
         assert wrong is None, wrong
         size = path.stat().st_size / 1e9
     print(f"{size:.2f} GB were written in {took:.1f} s, {size / took:.2f} GB/s")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+PATIENCE = 100.0
 """Seconds to wait for something that takes a moment: far more than a busy machine needs."""
 
 

@@ -1,10 +1,11 @@
-"""Large states are written by their owners while they go on, and are whole or not there."""
+"""Actors save large states to files in the background; a file is complete or does not count."""
 
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ from safetensors.numpy import load_file
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.background_save import BackgroundSave, read_state, read_checksum, write_state
+from rollstream.background_save import BackgroundSave, read_checksum, read_state, write_state
 from rollstream.flow import StateError
-from rollstream.flow.shard import external_files
+from rollstream.flow.snapshot import actor_files
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import CheckpointError, CheckpointWriter, latest, load_checkpoint, save_checkpoint
-from rollstream.training.loop import Loop
+from rollstream.training.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from rollstream.training.loop import TrainingLoop
 
 STATE = {
     "columns": {"frames": np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2], "ends": np.array([True])},
@@ -69,7 +76,7 @@ def test_what_is_written_is_what_there_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "the process that wrote state was ended by signal 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process writing state was killed by signal 9"),
         ("{'a': object()}", "a is a builtins.object, which cannot be saved"),
         ("np.zeros(1 << 20)", "File too large"),
         ("[].pop()", "pop from empty list"),
@@ -103,40 +110,40 @@ def test_signals_for_the_driver_pass_the_writer_by(tmp_path: Path) -> None:
 
 
 def test_nobody_writes_on_whose_owner_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError, match="whoever wanted state is gone"):
-        write_state(tmp_path / "state", STATE, needed=lambda: False)
+    with pytest.raises(InterruptedError, match="state is no longer needed"):
+        write_state(tmp_path / "state", STATE, still_needed=lambda: False)
     assert read_checksum(tmp_path / "state") is None
 
 
 # Checkpoints -------------------------------------------------------------------------------------
 
 
-def drafted(folder: Path, step: int) -> CheckpointWriter:
-    draft = CheckpointWriter(folder, step)
-    draft.write({"step": step}, {}, folder=["big.safetensors"])
-    return draft
+def written(folder: Path, step: int) -> CheckpointWriter:
+    writer = CheckpointWriter(folder, step)
+    writer.write({"step": step}, {}, ["big.safetensors"])
+    return writer
 
 
 def test_a_checkpoint_waits_for_what_others_write(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, 2)
-    assert not draft.whole
-    write_state(draft.partial / "big.safetensors", STATE)
-    assert draft.whole
-    path = draft.finish(keep=1)
+    writer = written(tmp_path, 2)
+    assert not writer.is_complete
+    write_state(writer.partial / "big.safetensors", STATE)
+    assert writer.is_complete
+    path = writer.commit(keep=1)
     assert load_checkpoint(path).state == {"step": 2}
     np.testing.assert_equal(read_state(path / "big.safetensors"), STATE)
 
 
 def test_what_is_not_whole_is_not_finished(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not whole"), drafted(tmp_path, 2) as draft:
-        draft.finish(keep=1)
+    with pytest.raises(CheckpointError, match="incomplete"), written(tmp_path, 2) as writer:
+        writer.commit(keep=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"step": 1})
-    drafted(tmp_path, 2)  # and then the machine stops
-    found = latest(tmp_path)
+    written(tmp_path, 2)  # and then the machine stops
+    found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.state == {"step": 1}
     save_checkpoint(tmp_path, 3, {"step": 3})
@@ -146,9 +153,9 @@ def test_one_that_never_became_whole_is_passed_over_and_removed(tmp_path: Path) 
 @pytest.mark.parametrize("damage", ["changed", "truncated", "missing"])
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, damage: str) -> None:
     save_checkpoint(tmp_path, 1, {"step": 1})
-    draft = drafted(tmp_path, 2)
-    write_state(draft.partial / "big.safetensors", STATE)
-    big = draft.finish(keep=3) / "big.safetensors"
+    writer = written(tmp_path, 2)
+    write_state(writer.partial / "big.safetensors", STATE)
+    big = writer.commit(keep=3) / "big.safetensors"
     if damage == "missing":
         big.unlink()
     else:
@@ -157,8 +164,8 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Pat
         big.write_bytes(data if damage == "changed" else data[:-1])
     with pytest.raises(CheckpointError, match=r"big\.safetensors"):
         load_checkpoint(big.parent)
-    with pytest.warns(UserWarning, match=r"big\.safetensors .*step_000000001 is used instead"):
-        found = latest(tmp_path)
+    with pytest.warns(UserWarning, match=r"big\.safetensors .*step_000000001 instead"):
+        found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 1
 
@@ -173,35 +180,41 @@ def shard_infos(workers: WorkerSet) -> list[Any]:
     return [actor.call("info").result() for name, actor in actors.items() if name.startswith("replay")]
 
 
-@pytest.mark.parametrize("engine", ["processes", "inline"])
-def test_shards_write_what_they_remember_themselves_and_go_on_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    """Also on an engine whose actors do not read files; and where the driver has gone to another folder."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[Any], float]:
+    """A state of Ape-X whose shards wrote files, after the driver had moved to another folder."""
+    folder = tmp_path_factory.mktemp("saved")
     with training("apex", "processes", shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(12)]
-        monkeypatch.chdir(tmp_path)
-        state = plan.state_dict(folder=Path())
-        names = external_files(state)
-        assert plan.finish_save() == []
-        infos = shard_infos(workers)
-        assert len(names) == len(infos) == 2
+        with chdir(folder):
+            state = plan.state_dict(folder=Path())
+            names = actor_files(state)
+            assert plan.wait_saved() == []
+            infos = shard_infos(workers)
+            assert len(names) == len(infos) == 2
         next(plan)
-    assert all(read_checksum(tmp_path / name) is not None for name in names)
-    with training("apex", engine, shards=2, **APEX) as (plan, workers):
+    assert all(read_checksum(folder / name) is not None for name in names)
+    return folder, state, infos, reports[-1]["time/total_timesteps"]
+
+
+@pytest.mark.parametrize("engine", [pytest.param("processes", marks=pytest.mark.slow), "inline"])
+def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, engine: str) -> None:
+    """Also on an engine whose actors do not read files."""
+    folder, state, infos, steps = saved
+    with training("apex", engine, shards=2, **APEX) as (plan, workers), chdir(folder):
         plan.load_state_dict(state, folder=Path())
         assert shard_infos(workers) == infos
         report = next(plan)
-        assert report["time/total_timesteps"] > reports[-1]["time/total_timesteps"]
+        assert report["time/total_timesteps"] > steps
         assert report["replay/lost"] == 0
 
 
-def test_a_state_without_its_files_says_so(tmp_path: Path) -> None:
-    with training("apex", "processes", **APEX) as (plan, _):
-        next(plan)
-        state = plan.state_dict(folder=tmp_path)
-        plan.finish_save()
-    with training("apex", "processes", **APEX) as (plan, _), pytest.raises(StateError, match="which folder"):
+def test_a_state_without_its_files_says_so(saved: Any) -> None:
+    _, state, *_ = saved
+    with (
+        training("apex", "inline", shards=2, **APEX) as (plan, _),
+        pytest.raises(StateError, match="which folder"),
+    ):
         plan.load_state_dict(state)
 
 
@@ -211,10 +224,10 @@ class Clumsy:
     def sample(self) -> int:
         return 1
 
-    def begin_save(self, path: Path) -> None:
+    def save_to(self, path: Path) -> None:
         self._writing = BackgroundSave(path, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    def finish_save(self) -> str | None:
+    def wait_saved(self) -> str | None:
         return self._writing.wait()
 
 
@@ -222,14 +235,15 @@ def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
     with rs.engine("processes") as engine:
         plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()
         next(plan)
-        [one, other] = external_files(plan.state_dict(folder=tmp_path))
-        assert plan.finish_save() == [
-            f"the process that wrote {name} was ended by signal 9" for name in (one, other)
+        [one, other] = actor_files(plan.state_dict(folder=tmp_path))
+        assert plan.wait_saved() == [
+            f"the process writing {name} was killed by signal 9" for name in (one, other)
         ]
         assert next(plan) == [1, 1]
 
 
-def test_a_run_that_remembers_goes_on_from_its_files(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_resumed_run_restores_the_replay_from_its_files(tmp_path: Path) -> None:
     out, settings = tmp_path / "run", {**APEX, "learning_starts": 80, "report_every": 40}
     first = rs.train("apex", env="CartPole-v1", steps=400, workers=2, out=out, quiet=True, config=settings)
     [newest, *_] = sorted((out / "checkpoints").iterdir(), reverse=True)
@@ -248,22 +262,22 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the best one, which is replaced only together with it."""
-    recorded, out = Loop._record, tmp_path / "run"
+    recorded, out = TrainingLoop._record, tmp_path / "run"
 
-    def record(loop: Loop, report: Any, *more: Any) -> None:
+    def record(loop: TrainingLoop, report: Any, *more: Any) -> None:
         recorded(loop, report, *more)
-        if loop._draft is not None:
+        if loop._pending is not None:
             raise RuntimeError("something else went wrong")
 
-    monkeypatch.setattr(Loop, "_record", record)
+    monkeypatch.setattr(TrainingLoop, "_record", record)
     looks: list[int] = []
 
-    def look(draft: CheckpointWriter) -> bool:
-        if draft._folder.name == "checkpoints":
-            looks.append(draft.step)
+    def look(writer: CheckpointWriter) -> bool:
+        if writer._folder.name == "checkpoints":
+            looks.append(writer.step)
         return len(looks) != 1
 
-    monkeypatch.setattr(CheckpointWriter, "whole", property(look))
+    monkeypatch.setattr(CheckpointWriter, "is_complete", property(look))
 
     settings = {**APEX, "learning_starts": 80, "report_every": 40}
     with pytest.raises(RuntimeError, match="something else"):
@@ -271,7 +285,7 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
             "apex",
             env="CartPole-v1",
             steps=400,
-            workers=2,
+            workers=1,
             out=out,
             quiet=True,
             config=settings,
@@ -281,6 +295,6 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     monkeypatch.undo()
     [name] = [path.name for path in (out / "checkpoints").iterdir()]
     assert [path.name for path in (out / "best").iterdir()] == [name]
-    found = latest(out / "checkpoints")
+    found = latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert read_state(found.path / "actor-replay.safetensors")["steps"] >= 100

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from rollstream.rl.batch import Batch
-from rollstream.state_codec import NotSerializable, packed, unpacked
+from rollstream.state_codec import NotSerializable, decode_state, encode_state
 from rollstream.training.checkpoint import (
     CheckpointError,
-    latest,
+    latest_checkpoint,
     load_checkpoint,
     load_weights,
     remove_after,
@@ -134,8 +134,8 @@ def test_any_plain_state_comes_back_exactly(state: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"a": [1, object()]}, r"a/1 is a builtins.object, which cannot be saved; give dicts"),
-        ({"a": np.array([None])}, r"a is an array of object, which cannot be saved; give arrays of numbers"),
+        ({"a": [1, object()]}, r"a/1 is a builtins.object, which cannot be saved; use dicts"),
+        ({"a": np.array([None])}, r"a is an array of object, which cannot be saved; use numeric arrays"),
         ({1, 2}, r"the state is a builtins.set, which cannot be saved"),
     ],
 )
@@ -149,7 +149,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10, 20):
         save_checkpoint(tmp_path, step, step, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000010", "step_000000020"]
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.state) == (20, 20)
 
@@ -159,14 +159,14 @@ def test_the_same_step_is_replaced_and_later_ones_can_be_removed(tmp_path: Path)
     save_checkpoint(tmp_path, 1, "other")
     save_checkpoint(tmp_path, 2, "two")
     remove_after(tmp_path, 1)
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.state) == (1, "other")
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert latest(tmp_path) is None
-    assert latest(tmp_path / "nowhere") is None
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_weights_are_read_without_the_rest(tmp_path: Path) -> None:
@@ -194,23 +194,25 @@ def test_a_damaged_one_is_found_and_the_one_before_it_is_used(tmp_path: Path, na
     damage(newest / name)
     with pytest.raises(CheckpointError, match=rf"step_000000002 is damaged: {name}"):
         load_checkpoint(newest)
-    with pytest.warns(UserWarning, match=rf"step_000000002 is damaged: {name}.*; step_000000001 is used"):
-        checkpoint = latest(tmp_path)
+    with pytest.warns(
+        UserWarning, match=rf"step_000000002 is damaged: {name}.*; using step_000000001 instead"
+    ):
+        checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
 
 
 def test_all_damaged_is_an_error(tmp_path: Path) -> None:
     _truncate(save_checkpoint(tmp_path, 1, {}) / "state.json")
-    with pytest.raises(CheckpointError, match=r"no other checkpoint in .* is whole: begin a new run"):
-        latest(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no other intact checkpoint: start a new run"):
+        latest_checkpoint(tmp_path)
 
 
 def test_what_a_crash_left_behind_is_no_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, "whole")
     (tmp_path / "step_000000002.partial").mkdir()
     (tmp_path / "step_000000002.partial" / "state.json").write_text("{")
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.state == "whole"
     save_checkpoint(tmp_path, 2, "now")
@@ -235,12 +237,12 @@ def test_a_crash_while_the_same_step_is_replaced_leaves_one_of_them(
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, 1, "other", keep=1)
     monkeypatch.setattr(os, "rename", rename)
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.state == "one"
     save_checkpoint(tmp_path, 1, "third", keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.state == "third"
 
@@ -249,7 +251,7 @@ def test_one_that_replaces_another_is_the_newer(tmp_path: Path) -> None:
     shutil.move(save_checkpoint(tmp_path, 1, "one"), tmp_path / "kept")
     save_checkpoint(tmp_path, 1, "other")
     shutil.move(tmp_path / "kept", tmp_path / "step_000000001.old")  # a crash before it was removed
-    checkpoint = latest(tmp_path)
+    checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.state == "other"
 
@@ -261,7 +263,7 @@ def test_a_manifest_without_all_it_needs_is_damaged(tmp_path: Path, missing: str
     manifest = json.loads(path.read_bytes())
     path.write_text(json.dumps({key: own for key, own in manifest.items() if key != missing}))
     with pytest.warns(UserWarning, match=r"step_000000002 is damaged: manifest.json cannot be read"):
-        checkpoint = latest(tmp_path)
+        checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
 
@@ -270,7 +272,7 @@ def test_a_file_in_place_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> Non
     save_checkpoint(tmp_path, 1, "whole")
     (tmp_path / "step_000000002").write_text("not a folder")
     with pytest.warns(UserWarning, match=r"step_000000002 is damaged"):
-        checkpoint = latest(tmp_path)
+        checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
     save_checkpoint(tmp_path, 2, "now")

@@ -1,18 +1,20 @@
-"""The command line, as a person uses it: in processes of its own where that matters, with tiny trainings."""
+"""The command line, with tiny trainings; in a subprocess where the process matters."""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
+from contextlib import chdir, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import scripts
 
 from rollstream import cli
 from rollstream.cli import main
@@ -21,11 +23,6 @@ from rollstream.training.run_folder import lock_folder
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--env", "CartPole-v1", "--seed", "1", "--config.epochs", "1")
-
-
-def rollstream(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rollstream", *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
 
 
 def fails(*args: str) -> int:
@@ -38,10 +35,10 @@ def fails(*args: str) -> int:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in `runs/tiny`; `told` is what its training wrote."""
-    home = tmp_path_factory.mktemp("home")
-    done = rollstream("train", "ppo", *TINY, "--steps", "300", "--out", "runs/tiny", cwd=home)
-    assert done.returncode == 0, done.stderr
-    (home / "told").write_text(done.stdout)
+    home, output = tmp_path_factory.mktemp("home"), io.StringIO()
+    with chdir(home), redirect_stdout(output):
+        main(["train", "ppo", *TINY, "--steps", "300", "--out", "runs/tiny"])
+    (home / "told").write_text(output.getvalue())
     return home
 
 
@@ -70,8 +67,7 @@ for args in ([], ["train", "--help"], ["list"], ["train", "pop"], ["evaluate", "
         pass
 assert "jax" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = scripts.run_code(code, cwd=tmp_path)
     for part in ("evaluate", "--steps N", "Proximal policy optimization", "tuned for CartPole-v1"):
         assert part in done.stdout
     assert "did you mean 'ppo'" in done.stderr
@@ -109,28 +105,23 @@ def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
     assert "300 steps are rounded up to whole batches: 512" in told
     assert "the bottleneck was" in told
     assert "Saved in runs/tiny" in told
-    assert last == "See how good it is: rollstream evaluate runs/tiny"
+    assert last == "Evaluate it with: rollstream evaluate runs/tiny"
     assert "\x1b" not in told
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_and_resume_goes_on(
-    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_stops_and_resume_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000"]
-    with subprocess.Popen(
-        [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = ["-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
+    with scripts.started(*command) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         assert "256 steps" in lines[2]
-        process.send_signal(number)
-        told, complaints = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert complaints == f"rollstream: stopped; go on with: rollstream train ppo --resume --out {out}\n"
-    assert "stopping; Ctrl-C again" in told or "SIGTERM: stopping" in told
-    assert "all saved in" in told
+        process.send_signal(signal.SIGINT)
+        told, complaints = process.communicate()
+    assert process.returncode == 130
+    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
+    assert "stopping; press Ctrl-C again" in told
+    assert "steps, saved in" in told
     before = (out / "metrics.jsonl").read_text().splitlines()
     done = json.loads(before[-1])["time/total_timesteps"]
     main(["train", "ppo", "--resume", "--out", str(out), "--steps", str(done + 256), "--quiet"])
@@ -140,21 +131,35 @@ def test_a_signal_stops_and_resume_goes_on(
     assert capsys.readouterr().out == ""
 
 
+def test_sigterm_stops_and_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LineDisplay, "report", lambda *_: signal.raise_signal(signal.SIGTERM))
+    out = tmp_path / "run"
+    assert fails("train", "ppo", *TINY, "--steps", "512", "--out", str(out)) == 143
+    told, complaints = capsys.readouterr()
+    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
+    assert "SIGTERM: stopping\ninterrupted after 256 steps, saved in" in told
+
+
 def test_a_signal_after_the_last_step_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Lines, "report", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(LineDisplay, "report", lambda *_: signal.raise_signal(signal.SIGTERM))
     main(["train", "ppo", *TINY, "--steps", "200", "--out", str(tmp_path / "run")])
     assert capsys.readouterr().out.endswith(f"rollstream evaluate {tmp_path / 'run'}\n")
 
 
-def test_a_damaged_checkpoint_is_a_plain_note(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "tiny", tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "step_000000512" / "state.json").unlink()
-    done = rollstream("evaluate", "run", "--episodes", "1", cwd=tmp_path)
-    assert done.returncode == 0
+@pytest.mark.filterwarnings("default")
+def test_a_damaged_checkpoint_is_a_plain_note(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(home / "runs" / "tiny", "run")
+    Path("run", "checkpoints", "step_000000512", "state.json").unlink()
+    main(["evaluate", "run", "--episodes", "1"])
     damaged = "run/checkpoints/step_000000512 is damaged: state.json is missing"
-    assert done.stderr == f"rollstream: checkpoint {damaged}; step_000000256 is used instead\n"
+    assert capsys.readouterr().err == f"rollstream: checkpoint {damaged}; using step_000000256 instead\n"
 
 
 def test_what_cannot_be_written_is_one_sentence(
@@ -167,7 +172,7 @@ def test_what_cannot_be_written_is_one_sentence(
     assert "/proc/nowhere cannot be written: No such file or directory; choose" in capsys.readouterr().err
     monkeypatch.setattr("rollstream.training.train", full, raising=False)
     assert fails("train", "ppo", *TINY, "--steps", "1", "--out", str(tmp_path / "run")) == 1
-    told = "No space left on device; make room, and go on by --resume"
+    told = "No space left on device; free some space, then resume with --resume"
     assert capsys.readouterr().err == f"rollstream: run/metrics.jsonl: {told}\n"
 
 
@@ -182,10 +187,9 @@ def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.Mon
 # Afterwards --------------------------------------------------------------------------------------
 
 
-def test_evaluate_writes_one_object(home: Path) -> None:
-    done = rollstream("evaluate", "runs/tiny", "--episodes", "3", "--json", cwd=home)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_evaluate_writes_one_object(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", str(home / "runs" / "tiny"), "--episodes", "3", "--json"])
+    result = json.loads(capsys.readouterr().out)
     assert set(result) == {"mean_return", "std_return", "episodes", "mean_length"}
     assert result["episodes"] == 3
     assert result["mean_return"] == result["mean_length"] > 0
@@ -194,20 +198,24 @@ def test_evaluate_writes_one_object(home: Path) -> None:
 def test_evaluate_in_words(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["evaluate", str(home / "runs" / "tiny"), "--episodes", "2"])
     assert re.fullmatch(
-        r"mean return [\d.]+ ± [\d.]+ over 2 episodes, [\d.]+ steps long on average\n",
+        r"mean return [\d.]+ ± [\d.]+ over 2 episodes, mean length [\d.]+ steps\n",
         capsys.readouterr().out,
     )
 
 
-def test_video(home: Path) -> None:
+def test_video(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
-    (home / "films").mkdir()
-    done = rollstream("video", "runs/tiny", "--out", "films/tiny.mp4", cwd=home)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(r"Saved films/tiny.mp4: 1 episode, return [\d.]+\n", done.stdout)
-    assert [path.name for path in (home / "films").iterdir()] == ["tiny.mp4"]
-    assert b"ftyp" in (home / "films" / "tiny.mp4").read_bytes()[:16]
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.chdir(tmp_path)
+    main(["video", str(home / "runs" / "tiny"), "--out", "tiny.mp4"])
+    told, complaints = capfd.readouterr()
+    assert complaints == ""
+    assert re.fullmatch(r"Saved tiny.mp4: 1 episode, return [\d.]+\n", told)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.mp4"]
+    assert b"ftyp" in Path("tiny.mp4").read_bytes()[:16]
 
 
 def test_video_without_the_extra(
@@ -221,9 +229,9 @@ def test_video_without_the_extra(
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["--out", "film.txt"], "film.txt cannot be a film: give a name that ends in .mp4, .mkv"),
+        (["--out", "film.txt"], "film.txt is not a video file: use one of .mp4, .mkv"),
         (["--out", "nowhere/film.mp4"], "nowhere/film.mp4 cannot be written: there is no folder nowhere"),
-        (["--out", "film.mp4", "--episodes", "0"], "episodes=0: there is nothing to film; give 1 or more"),
+        (["--out", "film.mp4", "--episodes", "0"], "episodes=0: must be an integer >= 1"),
     ],
 )
 def test_what_cannot_be_filmed(
@@ -250,9 +258,12 @@ def test_what_cannot_be_filmed(
         (["ppo", "--config.overlap"], "prefetch"),
         (["ppo", "--format", "mermaid", "--workers", "4"], "flowchart"),
         (["a2c", "--format", "svg"], "</svg>"),
-        (["apex"], "coupled by a rate limiter"),
-        (["dqn"], "UpdateTarget"),
-        *(([name, "--env", "Pendulum-v1"], "Replay") for name in ("sac", "td3", "ddpg")),
+        (["apex", "--config.hidden", "4"], "coupled by a rate limiter"),
+        (["dqn", "--config.hidden", "4"], "UpdateTarget"),
+        *(
+            ([name, "--env", "Pendulum-v1", "--config.hidden", "4"], "Replay")
+            for name in ("sac", "td3", "ddpg")
+        ),
     ],
 )
 def test_graph(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,12 +289,16 @@ def test_a_file_that_has_moved_is_found_again_if_one_says_where(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.py").write_text(MOVED)
-    main(["train", "ppo", "--env", "here.py:Mine", *TINY[2:], "--steps", "2048", "--out", "run", "--quiet"])
+    sizes = ("--config.environments", "2", "--config.rollout-length", "8", "--config.minibatch-size", "16")
+    options = (*sizes, "--config.hidden", "4", "--config.epochs", "1", "--steps", "16", "--quiet")
+    main(["train", "ppo", "--env", "here.py:Mine", *options, "--out", "run"])
     Path("here.py").rename("there.py")
     assert fails("evaluate", "run", "--episodes", "1") == 2
-    assert "here.py, which this run was made with, is not there; say where" in capsys.readouterr().err
+    assert (
+        "here.py, which this run was trained with, does not exist; if it has moved" in capsys.readouterr().err
+    )
     main(["evaluate", "run", "--episodes", "1", "--env", "there.py:Mine"])
-    main(["train", "ppo", "--resume", "--out", "run", "--steps", "4096", "--env", "there.py:Mine", "--quiet"])
+    main(["train", "ppo", "--resume", "--out", "run", "--steps", "32", "--env", "there.py:Mine", "--quiet"])
     main(["evaluate", "run", "--episodes", "1"])
     assert fails("train", "ppo", "--env", "there.py:Mine", "--steps", "9", "--env-kwargs", "plo=1") == 2
     told = capsys.readouterr().err.splitlines()[-1]
@@ -306,16 +321,17 @@ def test_an_environment_that_cannot_be_made_says_why_and_where(
         assert re.search(part, capsys.readouterr().err.strip()), name
 
 
-def test_an_error_in_a_worker_says_where(tmp_path: Path) -> None:
+def test_an_error_in_a_worker_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "late.py").write_text(
         "import gymnasium\nclass Late(gymnasium.Wrapper):\n    def __init__(self):\n"
         "        super().__init__(gymnasium.make('CartPole-v1'))\n"
         "    def step(self, action):\n        raise ValueError('physics exploded')\n"
     )
-    done = rollstream("train", "ppo", "--env", "late.py:Late", "--steps", "9", "--workers", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "physics exploded, in step at " in done.stderr
-    assert done.stderr.strip().endswith("late.py:6")
+    env = f"{tmp_path / 'late.py'}:Late"
+    assert fails("train", "ppo", "--env", env, "--steps", "9", "--workers", "1", "--out", str(tmp_path)) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert "physics exploded, in step at " in complaint
+    assert complaint.endswith("late.py:6")
 
 
 def test_a_folder_that_nobody_named_is_another_if_somebody_was_quicker(
@@ -331,7 +347,7 @@ def test_a_folder_that_nobody_named_is_another_if_somebody_was_quicker(
         assert (tmp_path / "free" / "checkpoints").is_dir()
         assert not list(taken.iterdir())
         assert fails("train", "ppo", *TINY, "--steps", "256", "--out", str(taken), "--quiet") == 2
-    assert "another process trains in" in capsys.readouterr().err
+    assert "is in use by another training process" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +358,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ones_own_algorithm(my_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "my_file.py:MyAlgorithm"
     options = ("--env", "CartPole-v1", "--steps", "256", "--config.bonus", "0.5", "--workers", "1")
-    done = rollstream("train", name, *options, "--quiet", "--out", "own", cwd=my_file.parent)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    main(["train", name, *options, "--quiet", "--out", "own"])
+    assert capsys.readouterr() == ("", "")
     assert json.loads(Path("own", "config.json").read_text())["config"]["bonus"] == 0.5
     main(["evaluate", "own", "--episodes", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 1
@@ -352,7 +368,7 @@ def test_ones_own_algorithm(my_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert fails("train", name, *options[:4], "--config.bonnus", "1") == 2
     assert "did you mean --config.bonus?" in capsys.readouterr().err
     assert fails("train", "my_file.py", *options[:4]) == 2
-    assert "which algorithm in it is meant: it has my_file.py:MyAlgorithm" in capsys.readouterr().err
+    assert "name the algorithm in it: it has my_file.py:MyAlgorithm" in capsys.readouterr().err
 
 
 MINE = """
@@ -402,12 +418,12 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
     ("command", "part"),
     [
         ("trian ppo", "did you mean train?"),
-        ("dance", "there are train, evaluate, graph, list, video"),
+        ("dance", "the commands are train, evaluate, graph, list, video"),
         ("train pppo --env CartPole-v1 --steps 1", "did you mean 'ppo'?"),
         ("train ppo --env CartPol-v1 --steps 1", "CartPole-v1"),
         ("train ppo --steps 1", "rollstream train ppo --env CartPole-v1"),
         ("train ppo --resume", "--out"),
-        ("train ppo --resume --out nowhere", "nowhere is not the folder of a run"),
+        ("train ppo --resume --out nowhere", "nowhere is not a run folder"),
         ("train ppo --env CartPole-v1 --steps 0", "steps"),
         ("train ppo --env CartPole-v1 --steps 1 --workers 3", "multiple of 3"),
         ("train ppo --env CartPole-v1 --steps 1 --config.minibatch-size 7", "divisor of 256"),
@@ -416,12 +432,18 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
             "in update",
         ),
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
-        ("evaluate nowhere", "nowhere is not the folder of a run: it is not there; give the folder"),
+        ("evaluate nowhere", "nowhere is not a run folder: it does not exist; give the output folder"),
         ("graph pop", "did you mean 'ppo'?"),
-        ("graph ppo --workers -1", "workers=-1: give a whole number, 0 or more"),
-        ("graph ppo --config.environments 0", "environments=0: give a whole number, 1 or more"),
-        ("train ppo --env CartPole-v1 --steps 1 --config.environments 0", "environments=0: give a whole"),
-        ("train ppo --env CartPole-v1 --steps 1 --config.hidden -3", "hidden=(-3,): give a tuple of whole"),
+        ("graph ppo --workers -1", "workers=-1: must be an integer >= 0"),
+        ("graph ppo --config.environments 0", "environments=0: must be an integer >= 1"),
+        (
+            "train ppo --env CartPole-v1 --steps 1 --config.environments 0",
+            "environments=0: must be an integer",
+        ),
+        (
+            "train ppo --env CartPole-v1 --steps 1 --config.hidden -3",
+            "hidden=(-3,): must be a tuple of integers >= 1",
+        ),
     ],
 )
 def test_one_sentence(
@@ -441,7 +463,7 @@ def test_one_sentence(
 
 def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fails("train", "ppo", *TINY, "--steps", "1", "--out", str(home / "runs" / "tiny")) == 2
-    assert "go on with it by --resume" in capsys.readouterr().err
+    assert "resume it with --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -457,25 +479,32 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ),
         ("train ppo --learning_rate=1", "--learning_rate (did you mean --config.learning-rate?); see"),
         ("evaluate x --episode 3", "(did you mean --episodes?); see rollstream evaluate --help"),
-        ("train ppo --qqqq", "unknown option --qqqq; see"),
-        ("train ppo --steps many", "--steps many: give a whole number"),
-        ("train ppo --steps=1.5", "--steps 1.5: give a whole number"),
-        ("train ppo --config.discount much", "--config.discount much: give a number"),
-        ("train ppo --config.hidden 8 b", "--config.hidden b: give a whole number"),
+        ("train ppo --qqqq", "unknown option --qqqq; see rollstream train ppo --help"),
+        ("train ppo --env A-v0 --steps many", "steps='many': must be an integer >= 1"),
+        ("train ppo --env A-v0 --steps=1.5", "steps='1.5': must be an integer >= 1"),
         (
-            "train ppo --engine proceses",
-            "--engine proceses: give one of 'inline', 'threads', 'processes', 'ray'",
+            "train ppo --env A-v0 --steps 1 --config.discount much",
+            "config discount='much': must be a number between 0 and 1",
+        ),
+        (
+            "train ppo --env A-v0 --steps 1 --config.hidden 8 b",
+            "config hidden=(8, 'b'): must be a tuple of integers >= 1",
+        ),
+        (
+            "train ppo --env A-v0 --steps 1 --engine proceses",
+            "engine='proceses': must be one of 'inline', 'threads', 'processes', 'ray'",
         ),
         (
             "train ppo --env A-v0 --steps 1 --env-kwargs fast",
-            "--env-kwargs fast: give a keyword and its value",
+            "--env-kwargs fast: must be KEY=VALUE",
         ),
-        ("train ppo --steps 1 more", "more; see rollstream train --help"),
-        ("train ppo --steps", "--steps"),
+        ("train ppo --steps 1 more", "unexpected argument 'more'; see rollstream train ppo --help"),
+        ("train ppo --steps", "Missing value for argument '--steps'"),
         ("evaluate", "DIR"),
-        ("evaluate x --episodes", "--episodes"),
+        ("evaluate x --episodes", "Missing value for argument '--episodes'"),
         ("video x", "--out"),
-        ("--foo", "--foo; see rollstream --help"),
+        ("--foo", "unknown command '--foo'"),
+        ("graph ppo --format pdf", "format='pdf': must be one of 'text', 'mermaid', 'svg'"),
     ],
 )
 def test_options_that_are_wrong(command: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
+from rollstream.drawing.svg import text_width
 from rollstream.flow import Graph, GraphEdge, GraphNode
-from rollstream.flow.svg import text_width
 
 Area = tuple[float, float, float, float]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -192,7 +192,9 @@ def test_a_split_and_a_union_as_text() -> None:
 def test_a_limiter_and_messages_as_text() -> None:
     lines = drawn(ape_x).text().splitlines()
     details = {line.split("● ")[1].split()[0]: line for line in lines if "● " in line}
-    assert details["limit_ratio.inserts"].endswith("8 samples an insert, at least 10 · ⇄ limit_ratio.samples")
+    assert details["limit_ratio.inserts"].endswith(
+        "8 samples per insert, at least 10 · ⇄ limit_ratio.samples"
+    )
     assert details["limit_ratio.samples"].endswith("⇄ limit_ratio.inserts")
     assert details["StoreToBuffer"].endswith("⇢ Replay.sample")
     assert lines[lines.index("● union_async              output=[1]") - 1] == "├┈┈╯"

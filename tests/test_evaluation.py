@@ -64,30 +64,32 @@ def still() -> Any:
 
 def test_an_episode_without_an_end_is_cut_and_that_is_said_once() -> None:
     notes: list[str] = []
-    with Evaluator(EnvSpec(Walk), still(), longest=30, say=notes.append) as evaluator:
+    with Evaluator(EnvSpec(Walk), still(), max_episode_steps=30, notify=notes.append) as evaluator:
         for _ in range(2):
             assert evaluator({}, 3) == Evaluation(60.0, 0.0, 30.0, 3)
         assert evaluator({}, 40).episodes == 16  # an environment that has not ended begins no other
     assert len(notes) == 1
-    assert notes[0].startswith("an episode of Walk has not ended after 30 steps, and is evaluated as it is")
+    assert notes[0].startswith("an evaluation episode of Walk was cut off after 30 steps")
 
 
 def test_an_episode_that_ends_in_time_is_not_cut() -> None:
-    with Evaluator(EnvSpec(partial(Walk, 30)), still(), longest=30, say=pytest.fail) as evaluator:
+    with Evaluator(
+        EnvSpec(partial(Walk, 30)), still(), max_episode_steps=30, notify=pytest.fail
+    ) as evaluator:
         assert evaluator({}, 40) == Evaluation(60.0, 0.0, 30.0, 40)
 
 
 def test_an_evaluation_can_be_stopped() -> None:
     asked = iter([False, False, True])
     with (
-        Evaluator(EnvSpec(Walk), still(), stopped=lambda: next(asked)) as evaluator,
+        Evaluator(EnvSpec(Walk), still(), should_stop=lambda: next(asked)) as evaluator,
         pytest.raises(EvaluationStopped),
     ):
         evaluator({}, 1)
 
 
 def test_a_short_evaluation_is_finished() -> None:
-    with Evaluator(EnvSpec(partial(Walk, 30)), still(), stopped=lambda: True) as evaluator:
+    with Evaluator(EnvSpec(partial(Walk, 30)), still(), should_stop=lambda: True) as evaluator:
         assert evaluator({}, 40).episodes == 40
 
 
@@ -147,8 +149,8 @@ def test_evaluations_are_due_at_multiples_whatever_the_size_of_batches() -> None
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """A run whose every evaluation is better than the one before."""
 
-    def better(self: Evaluator, weights: Any, episodes: int, number: int = 0) -> Evaluation:
-        return Evaluation(float(number), 0.0, 1.0, episodes)
+    def better(self: Evaluator, weights: Any, episodes: int, index: int = 0) -> Evaluation:
+        return Evaluation(float(index), 0.0, 1.0, episodes)
 
     monkeypatch.setattr(Evaluator, "__call__", better)
     usual: Any = {"config": SMALL, "quiet": True, "out": tmp_path / "run"}
@@ -162,21 +164,21 @@ def names(folder: Path) -> list[str]:
 def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:
-    finish = CheckpointWriter.finish
+    commit = CheckpointWriter.commit
     saved: list[int] = []
 
-    def crash(draft: CheckpointWriter, keep: int) -> Path:
-        saved.append(draft.step)
+    def crash(writer: CheckpointWriter, keep: int) -> Path:
+        saved.append(writer.step)
         if saved.count(128) == 2:
             raise SystemExit
-        return finish(draft, keep)
+        return commit(writer, keep)
 
-    monkeypatch.setattr(CheckpointWriter, "finish", crash)
+    monkeypatch.setattr(CheckpointWriter, "commit", crash)
     begun: Any = {"env": "CartPole-v1", "steps": 128, "evaluate_every": 64, "evaluate_episodes": 1}
     with pytest.raises(SystemExit):
         train(**begun)
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000064"]
-    monkeypatch.setattr(CheckpointWriter, "finish", finish)
+    monkeypatch.setattr(CheckpointWriter, "commit", commit)
     train(resume=True)
     assert names(tmp_path / "run" / "best") == ["step_000000064", "step_000000128"]
 
@@ -204,14 +206,14 @@ def test_the_best_is_there_as_long_as_one_may_go_back_to_it(
     begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "keep": 1}
     train(steps=128, **begun)
     assert names(tmp_path / "run" / "best") == ["step_000000128"], "nobody goes back to before that"
-    finish = CheckpointWriter.finish
+    commit = CheckpointWriter.commit
 
-    def fail(draft: CheckpointWriter, keep: int | None) -> Path:
-        if draft.step > 128 and draft._folder.name == "checkpoints":
+    def fail(writer: CheckpointWriter, keep: int | None) -> Path:
+        if writer.step > 128 and writer._folder.name == "checkpoints":
             raise OSError(28, "No space left on device")
-        return finish(draft, keep)
+        return commit(writer, keep)
 
-    monkeypatch.setattr(CheckpointWriter, "finish", fail)
+    monkeypatch.setattr(CheckpointWriter, "commit", fail)
     with pytest.raises(OSError, match="No space"):
         train(resume=True, steps=256)
     monkeypatch.undo()

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.flow.branches import Prefetch, Split
 from rollstream.flow.gather import Gather, GatherAsync
 from rollstream.flow.node import ancestors
+from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Merger, Provenance, Span, Tally, merged
+from rollstream.flow.split import Split
 from rollstream.flow.via import Via
 from rollstream.testing import ChaosEngine, ScriptedSource
 
@@ -208,11 +209,11 @@ def kept(expected: Counter[tuple[int, str]], number: int) -> Counter[tuple[int, 
 def check_bounds(plan: flow.Iter[Item]) -> None:
     for node in ancestors(plan._node):
         if isinstance(node, Gather):
-            for index, port in enumerate(node.ports):
-                ready = sum(i == index for i, _ in node._ready) if isinstance(node, GatherAsync) else 0
-                assert len(port.pending) + ready <= node.num_async
+            for index, client in enumerate(node.clients):
+                ready = sum(i == index for i, *_ in node.ready) if isinstance(node, GatherAsync) else 0
+                assert len(client.pending) + ready <= node.num_async
         elif isinstance(node, Split):
-            assert all(len(buffer) <= node.buffer for buffer in node.buffers if buffer is not None)
+            assert all(branch.held() <= node.buffer for branch in node.branches)
         elif isinstance(node, Via):
             assert node.held() <= node.in_flight
         elif isinstance(node, Prefetch):

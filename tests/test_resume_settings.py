@@ -1,10 +1,10 @@
-"""What a resumed run remembers of how it was begun, and what a folder says of it."""
+"""Which arguments a resumed run keeps, which may change, and what config.json holds."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training.run import Run
-from rollstream.training.run_folder import RunError, read_run_config
-from rollstream.training.video import VideoError, record_video
+from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError, read_run_config
+from rollstream.training.video import record_video
 
 SMALL = {"environments": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 16 steps."""
@@ -33,10 +33,10 @@ def names(folder: Path) -> list[str]:
 
 
 def test_an_algorithm_of_ones_own_is_not_taken_for_one_of_the_same_name(tmp_path: Path) -> None:
-    mine = dataclasses.replace(ALGORITHMS["ppo"])
+    mine = replace(ALGORITHMS["ppo"])
     begun(tmp_path / "run", mine)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["algorithm"] is None
-    with pytest.raises(RunError, match=r"ppo, which the run in .* was made with, .*: algorithm=\.\.\."):
+    with pytest.raises(RunError, match=r"the algorithm ppo of the run in .* is neither .*: algorithm=\.\.\."):
         rs.load(tmp_path / "run")
     assert rs.load(tmp_path / "run", algorithm=mine).run_config.algorithm is mine
 
@@ -45,7 +45,7 @@ def test_steps_may_be_a_number_of_numpy(tmp_path: Path) -> None:
     begun(tmp_path / "run", steps=np.int64(32), seed=np.int32(3))
     task = read_run_config(tmp_path / "run").task
     assert (task.steps, task.seed) == (32, 3)
-    with pytest.raises(rs.RollstreamError, match=r"steps=32\.0: give a whole number"):
+    with pytest.raises(rs.RollstreamError, match=r"steps=32\.0: must be an integer >= 1"):
         begun(None, steps=32.0)
 
 
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_has_the_rows_up_to_its_checkpoint(tmp_path: Path) ->
 
 
 def test_a_film_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VideoError, match="episodes=0: there is nothing to film; give 1 or more"):
+    with pytest.raises(rs.RollstreamError, match="episodes=0: must be an integer >= 1"):
         record_video(begun(None), tmp_path / "film.mp4", episodes=0)
 
 
@@ -75,9 +75,9 @@ def test_checkpoints_are_written_and_kept_as_before(tmp_path: Path) -> None:
     assert len(names(tmp_path / "run" / "checkpoints")) == 5
     resumed(tmp_path / "run", steps=112)
     assert len(names(tmp_path / "run" / "checkpoints")) == 7
-    assert resumed(tmp_path / "run", steps=144, keep=2).run_config.saving == {"every": 16, "keep": 2}
+    assert resumed(tmp_path / "run", steps=144, keep=2).run_config.checkpoints == CheckpointConfig(16, 2)
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000128", "step_000000144"]
-    assert resumed(tmp_path / "run", checkpoint_every=64).run_config.saving == {"every": 64, "keep": 2}
+    assert resumed(tmp_path / "run", checkpoint_every=64).run_config.checkpoints == CheckpointConfig(64, 2)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_evaluation_is_changed_only_where_something_is_said(
     tmp_path: Path, said: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     begun(tmp_path / "run", evaluate_every=32, evaluate_episodes=1, stop_at=9999.0)
-    expected = {"every": 32, "episodes": 1, "stop_at": 9999.0} | changed
+    expected = replace(EvaluationConfig(32, 1, 9999.0), **changed)
     assert resumed(tmp_path / "run", **said).run_config.evaluation == expected
 
 
 def test_a_return_to_stop_at_is_looked_for_every_so_often(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", stop_at=9999.0)
-    assert run.run_config.evaluation == {"every": 10_000, "episodes": 10, "stop_at": 9999.0}
+    assert run.run_config.evaluation == EvaluationConfig(10_000, 10, 9999.0)
     begun(tmp_path / "other")
-    with pytest.raises(RunError, match="has evaluate_every None, not 10000; a run goes on as it began"):
+    with pytest.raises(RunError, match="has evaluate_every None, not 10000, which cannot change"):
         resumed(tmp_path / "other", stop_at=475.0)
 
 
@@ -146,7 +146,7 @@ def test_something_else_may_not(tmp_path: Path, said: dict[str, Any], text: str)
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(object(), "masses is a builtins.object"), (np.ones(1), "masses is an array; give a list")],
+    [(object(), "masses is a builtins.object"), (np.ones(1), "masses is an array; use a list")],
 )
 def test_options_that_cannot_be_written_are_named(tmp_path: Path, value: Any, text: str) -> None:
     with pytest.raises(RunError, match=f"env_kwargs cannot be written to config.json: {text}"):

@@ -1,4 +1,4 @@
-"""Training from one call: what is written, exact resume, interrupts, evaluation, and bad input."""
+"""`rs.train`: the run folder, exact resume, interrupts, evaluation, and wrong input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import scripts
 from gymnasium import spaces
 
 import rollstream as rs
@@ -28,13 +28,13 @@ from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
 from rollstream.training import checkpoint, interrupts
 from rollstream.training.checkpoint import CheckpointError
+from rollstream.training.config import resolve_config
 from rollstream.training.evaluation import Evaluation, Evaluator
 from rollstream.training.inference import TrainedPolicy
 from rollstream.training.interrupts import Interrupts
-from rollstream.training.progress import RunInfo, NoDisplay
+from rollstream.training.progress import NoDisplay, RunInfo
 from rollstream.training.run import Run
 from rollstream.training.run_folder import FolderInUse, RunError, lock_folder
-from rollstream.training.config import configured
 from rollstream.training.tuned import tuned, tuned_environments
 from rollstream.training.validation import ConfigError
 
@@ -47,13 +47,13 @@ class Recorder(NoDisplay):
 
     def __init__(self, after: Callable[[dict[str, float]], None] = lambda _: None):
         self.after = after
-        self.about: RunInfo | None = None
+        self.info: RunInfo | None = None
         self.notes: list[str] = []
         self.reports: list[dict[str, float]] = []
         self.finished: list[Run | None] = []
 
-    def start(self, about: RunInfo) -> None:
-        self.about = about
+    def start(self, info: RunInfo) -> None:
+        self.info = info
 
     def report(self, report: dict[str, float], statistics: rs.flow.Statistics) -> None:
         self.reports.append(report)
@@ -99,24 +99,24 @@ def straight(tmp_path_factory: pytest.TempPathFactory, display: Recorder) -> Run
 def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, display: Recorder) -> None:
     assert straight.metrics[-1]["time/total_timesteps"] == 320
     assert display.notes == ["300 steps are rounded up to whole batches: 320"]
-    assert display.about == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
+    assert display.info == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
     assert display.finished == [straight]
 
 
 def test_a_folder_has_it_all(straight: Run) -> None:
     assert straight.path is not None
-    about = json.loads((straight.path / "config.json").read_text())
-    assert (about["algorithm"], about["config"]["hidden"], about["task"]["seed"]) == ("ppo", [8], 1)
-    assert about["versions"]["rollstream"] == rs.__version__
-    assert about["threads"]["NPROC"]
+    content = json.loads((straight.path / "config.json").read_text())
+    assert (content["algorithm"], content["config"]["hidden"], content["task"]["seed"]) == ("ppo", [8], 1)
+    assert content["versions"]["rollstream"] == rs.__version__
+    assert content["threads"]["NPROC"]
     assert sorted(path.name for path in (straight.path / "checkpoints").iterdir()) == [
         "step_000000192",
         "step_000000256",
         "step_000000320",
     ]
     best = sorted(path.name for path in (straight.path / "best").iterdir())
-    assert best == ["step_000000128", "step_000000256"]  # also that of a run that goes on from 192
+    assert best == ["step_000000128", "step_000000256"]  # the first for a run that is resumed from 192
     assert (straight.path / "curve.png").stat().st_size
     assert [path.stat().st_size > 1000 for path in straight.path.glob("events.out.tfevents.*")] == [True]
     lines = [json.loads(line) for line in (straight.path / "metrics.jsonl").read_text().splitlines()]
@@ -159,7 +159,7 @@ def test_without_a_folder_nothing_is_written(straight: Run, tmp_path: Path, monk
 
 def test_importing_rollstream_does_not_import_jax() -> None:
     code = "import rollstream, sys; rollstream.engine('processes').close(); assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    scripts.run_code(code)
 
 
 def test_what_is_imported_late_is_listed() -> None:
@@ -176,18 +176,10 @@ KILLED = """
 
     class Kill(NoDisplay):
         def report(self, report, statistics):
-            if report["time/iterations"] == 6:
+            if report["time/iterations"] == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def train(out, **more):
-        rs.train(sys.argv[1], env="CartPole-v1", seed=3, quiet=True, out=out, checkpoint_every=250,
-                 evaluate_every=300, evaluate_episodes=2, steps=640, config=eval(sys.argv[2]), **more)
-
-    if __name__ == "__main__":
-        if sys.argv[3] == "kill":
-            train("killed", display=Kill())
-        train("straight")
-        train("killed", resume=True)
+    rs.train(sys.argv[1], out=sys.argv[2], display=Kill(), **eval(sys.argv[3]))
 """
 
 
@@ -195,54 +187,63 @@ KILLED = """
     ("name", "config"),
     [
         ("ppo", SMALL | {"learning_rate_decay": True, "normalize_observations": True}),
-        ("a2c", {"environments": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1}),
-        (
+        pytest.param(
+            "a2c",
+            {"environments": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "dqn",
             REPLAYED | {"rollout_length": 4, "priority_exponent": 0.6, "n_step": 3, "target_every": 7},
+            marks=pytest.mark.slow,
         ),
-        ("sac", REPLAYED),
+        pytest.param("sac", REPLAYED, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_goes_on_exactly(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
-    (tmp_path / "killed.py").write_text(textwrap.dedent(KILLED))
-    command = [sys.executable, "killed.py", name, repr(config)]
-    killed = subprocess.run([*command, "kill"], cwd=tmp_path, timeout=110)
-    assert killed.returncode == -signal.SIGKILL
-    left = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(left[-1])["time/iterations"] == 6  # and the newest checkpoint is of iteration 5
-    subprocess.run([*command, "go on"], cwd=tmp_path, timeout=110, check=True)
-    straight, resumed = rs.load(tmp_path / "straight"), rs.load(tmp_path / "killed")
-    assert [row["time/iterations"] for row in resumed.metrics] == list(range(1, 11))
+def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"env": "CartPole-v1", "seed": 3, "steps": 448, "config": config}
+    options |= {"checkpoint_every": 160, "evaluate_every": 200, "evaluate_episodes": 2}
+    out = tmp_path / "killed"
+    killed = scripts.run_code(KILLED, name, str(out), repr(options), check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(left[-1])["time/iterations"] == 4  # and the newest checkpoint is of iteration 3
+    straight = rs.train(name, out=tmp_path / "straight", quiet=True, **options)
+    resumed = rs.train(name, out=out, resume=True, quiet=True, **options)
+    assert [row["time/iterations"] for row in resumed.metrics] == list(range(1, 8))
     assert rows(straight) == rows(resumed)
     assert learned(straight) == learned(resumed)
-    with (tmp_path / "killed" / "metrics.csv").open() as file:
-        assert [int(row["time/iterations"]) for row in csv.DictReader(file)] == list(range(1, 11))
+    with (out / "metrics.csv").open() as file:
+        assert [int(row["time/iterations"]) for row in csv.DictReader(file)] == list(range(1, 8))
 
 
-@pytest.mark.parametrize(("name", "where"), [("dqn", 101), ("sac", 150), ("dqn", 4)])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("dqn", 70), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 100)))],
+)
 def test_a_signal_need_not_wait_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
 ) -> None:
-    """It stops after the round under way; what comes after it is the same as without it."""
-    monkeypatch.setattr(interrupts, "_OFTEN", 0.0)
-    beats: list[int] = []
+    """Training stops after the current round; the resumed run equals an uninterrupted one."""
+    monkeypatch.setattr(interrupts, "_HEARTBEAT_SECONDS", 0.0)
+    heartbeats: list[int] = []
 
     class Stop(Recorder):
-        def beat(self, steps: int, statistics: rs.flow.Statistics) -> None:
-            beats.append(steps)
+        def heartbeat(self, steps: int, statistics: rs.flow.Statistics) -> None:
+            heartbeats.append(steps)
             if steps >= where:
                 signal.raise_signal(signal.SIGINT)
 
-    usual: Any = {"env": "CartPole-v1", "steps": 300, "seed": 2, "quiet": True, "checkpoint_every": 1000}
-    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 100}}
-    usual |= {"evaluate_every": 120, "evaluate_episodes": 1}
+    usual: Any = {"env": "CartPole-v1", "steps": 180, "seed": 2, "quiet": True, "checkpoint_every": 1000}
+    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}}
+    usual |= {"evaluate_every": 90, "evaluate_episodes": 1}
     straight = rs.train(name, out=tmp_path / "straight", **usual)
     with pytest.raises(KeyboardInterrupt):
         rs.train(name, out=tmp_path / "stopped", display=Stop(), **usual)
-    assert where <= beats[-1] < where + 8
+    assert where <= heartbeats[-1] < where + 8
     stopped = rs.load(tmp_path / "stopped")
-    assert not stopped.is_over
-    assert len(stopped.metrics) == beats[-1] // 100
+    assert not stopped.is_finished
+    assert len(stopped.metrics) == heartbeats[-1] // 60
     resumed = rs.train(name, out=tmp_path / "stopped", resume=True, quiet=True)
     assert rows(straight) == rows(resumed)
     assert learned(straight) == learned(resumed)
@@ -258,7 +259,7 @@ def test_a_report_may_end_the_training(tmp_path: Path, straight: Run) -> None:
     run = small(tmp_path / "run", on_report=enough)
     assert [report["time/total_timesteps"] for report in seen] == [64, 128]
     assert seen[-1].items() <= run.metrics[-1].items()
-    assert not run.is_over
+    assert not run.is_finished
     assert rows(small(tmp_path / "run", resume=True)) == rows(straight)
 
 
@@ -278,14 +279,17 @@ def test_a_plan_without_reports_says_how_it_is_to_end() -> None:
         ppo.PPO, plan=lambda workers, config: ppo.plan(workers, config).for_each(lambda _: {"a": 1})
     )
     with pytest.raises(
-        rs.RollstreamError, match="gives dict without time/total_timesteps; end it with Report"
+        rs.RollstreamError, match="yields dict without time/total_timesteps; end it with Report"
     ):
         rs.train(odd, env="CartPole-v1", steps=64, config=SMALL, quiet=True)
 
 
 def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     small(tmp_path / "run", steps=64)
-    with lock_folder(tmp_path / "run"), pytest.raises(FolderInUse, match=r"another process trains in .* right now"):
+    with (
+        lock_folder(tmp_path / "run"),
+        pytest.raises(FolderInUse, match=r"is in use by another training process"),
+    ):
         small(tmp_path / "run", steps=128, resume=True)
     small(tmp_path / "run", steps=128, resume=True)
 
@@ -304,16 +308,30 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     assert signal.getsignal(number) is before
     _, stopping, where = display.notes
     assert "stopping" in stopping  # said at once
-    assert where == f"interrupted after 192 steps, all saved in {tmp_path / 'run'}"
+    assert where == f"interrupted after 192 steps, saved in {tmp_path / 'run'}"
     assert display.finished == [None]
     assert (tmp_path / "run" / "curve.png").exists()
     assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
     display = Recorder()
     run = rs.train("ppo", out=tmp_path / "run", resume=True, display=display)
-    assert display.about is not None
-    assert (display.about.done, display.about.seed) == (192, 1)
+    assert display.info is not None
+    assert (display.info.start_step, display.info.seed) == (192, 1)
     assert learned(run) == learned(straight)
     assert rows(run) == rows(straight)
+
+
+def test_a_process_that_ignores_ctrl_c_still_stops_on_sigterm() -> None:
+    """As one that was started by `nohup`, or in the background of a script."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit, match="143"), Interrupts(Recorder().note) as interrupts:  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            assert interrupts.received is None
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupts.received == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def test_a_signal_after_the_last_look_is_not_lost() -> None:
@@ -332,7 +350,7 @@ def test_sigterm_after_the_last_step_ends_a_whole_run(tmp_path: Path) -> None:
         small(tmp_path / "run", display=display)
     assert not any("interrupted" in note for note in display.notes)
     assert (tmp_path / "run" / "curve.png").exists()
-    assert rs.load(tmp_path / "run").is_over
+    assert rs.load(tmp_path / "run").is_finished
 
 
 TERMINATED = """
@@ -348,22 +366,19 @@ TERMINATED = """
             assert not statistics.events
 
     if __name__ == "__main__":
-        rs.train("ppo", env="CartPole-v1", seed=1, out="run", display=Terminate(), steps=300, workers=2,
+        rs.train("ppo", env="CartPole-v1", seed=1, out="run", display=Terminate(), steps=300, workers=1,
                  checkpoint_every=64, evaluate_every=128, evaluate_episodes=3, config=eval(sys.argv[1]))
 """
 
 
-def test_sigterm_of_the_whole_group_leaves_workers_alone(tmp_path: Path) -> None:
+def test_sigterm_of_the_whole_group_leaves_workers_alone(straight: Run, tmp_path: Path) -> None:
     (tmp_path / "terminated.py").write_text(textwrap.dedent(TERMINATED))
-    command = [sys.executable, "terminated.py", repr(SMALL)]
-    ended = subprocess.run(
-        command, cwd=tmp_path, timeout=110, start_new_session=True, capture_output=True, text=True
-    )
+    ended = scripts.run("terminated.py", repr(SMALL), cwd=tmp_path, start_new_session=True, check=False)
     assert (ended.returncode, ended.stderr) == (143, "")
     assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
     run = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True, engine="threads")
     assert not any("events/deaths" in row for row in run.metrics)
-    assert learned(rs.load(tmp_path / "run")) == learned(small(None, workers=2, engine="threads"))
+    assert learned(rs.load(tmp_path / "run")) == learned(straight)
 
 
 def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
@@ -385,7 +400,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path / "run", display=Recorder(twice))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with pytest.raises(CheckpointError, match="has no checkpoint yet; go on with it by resume=True"):
+    with pytest.raises(CheckpointError, match="has no checkpoint yet; continue training with resume=True"):
         rs.load(tmp_path / "run")
 
 
@@ -395,7 +410,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_that_is_said(straight: Run, 
     display = Recorder()
     run = rs.train("ppo", out=tmp_path / "run", resume=True, display=display)
     assert display.notes[1:] == [
-        f"the run in {tmp_path / 'run'} has no checkpoint: it begins anew, and replaces 5 rows of metrics"
+        f"the run in {tmp_path / 'run'} has no checkpoint: it starts over, replacing 5 rows of metrics"
     ]
     assert learned(run) == learned(straight)
 
@@ -404,7 +419,7 @@ def test_a_run_that_is_over_stays_as_it_is(straight: Run) -> None:
     assert straight.path is not None
     display = Recorder()
     run = rs.train("ppo", env="CartPole-v1", steps=300, out=straight.path, resume=True, display=display)
-    assert display.notes == [f"the run in {straight.path} is over already, after 320 steps"]
+    assert display.notes == [f"the run in {straight.path} is already finished, after 320 steps"]
     assert learned(run) == learned(straight)
     assert run.metrics == straight.metrics
 
@@ -413,7 +428,7 @@ def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(straight: Run,
     small(tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step_000000320" / "arrays.safetensors"
     os.truncate(newest, 1000)
-    with pytest.warns(UserWarning, match=r"step_000000320 is damaged: .*; step_000000256 is used"):
+    with pytest.warns(UserWarning, match=r"step_000000320 is damaged: .*; using step_000000256"):
         run = rs.train("ppo", out=tmp_path / "run", resume=True, quiet=True)
     assert learned(run) == learned(straight)
     assert rows(run) == rows(straight)
@@ -486,7 +501,7 @@ def test_every_environment_has_its_share_of_episodes() -> None:
         weights = {"action": np.int32(1)}
         result = evaluator(weights, 40)
         assert evaluator(weights, 40) == result
-        assert evaluator(weights, 40, number=1) != result
+        assert evaluator(weights, 40, index=1) != result
         nothing = evaluator({"action": np.int32(0)}, 40)
     assert result.episodes == 40
     assert result.mean_return == result.mean_length  # every step of an episode, and no other
@@ -524,7 +539,7 @@ class Sum:
 def test_acting_stacks_frames_as_training_did() -> None:
     box = spaces.Box(-np.inf, np.inf, (6,))
     policy: Any = Sum()
-    actor = TrainedPolicy(policy, {}, box, spaces.Box(-150, 1000, (1,)), frames=3)
+    actor = TrainedPolicy(policy, {}, box, spaces.Box(-150, 1000, (1,)), frame_stack=3)
     seen = [float(actor.act(np.array([k, k + 0.5]))[0]) for k in (1, 2, 3, 4)]
     assert seen == [101.5, 102.5, 103.5, 204.5]
     actor.reset()
@@ -555,38 +570,38 @@ def test_what_is_no_observation_is_told(straight: Run, observation: Any) -> None
 
 def test_tuned_settings_are_used_and_overridden() -> None:
     ppo = ALGORITHMS["ppo"]
-    assert configured(ppo, "CartPole-v1").epochs == tuned("ppo", "CartPole-v1")["epochs"] == 20
-    assert configured(ppo, "CartPole-v1", {"epochs": 2}).epochs == 2
-    assert configured(ppo, "CartPole-v1", ppo.config()) == ppo.config()
+    assert resolve_config(ppo, "CartPole-v1").epochs == tuned("ppo", "CartPole-v1")["epochs"] == 20
+    assert resolve_config(ppo, "CartPole-v1", {"epochs": 2}).epochs == 2
+    assert resolve_config(ppo, "CartPole-v1", ppo.config()) == ppo.config()
     for name in ALGORITHMS:
         for environment in tuned_environments(name):
-            configured(ALGORITHMS[name], environment)
+            resolve_config(ALGORITHMS[name], environment)
 
 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"environments": 0}, r"config environments=0: give a whole number, 1 or more"),
-        ({"environments": -1}, r"environments=-1: give a whole number, 1 or more"),
-        ({"rollout_length": 0}, r"rollout_length=0: give a whole number, 1 or more"),
-        ({"minibatch_size": 0}, r"minibatch_size=0: give a whole number, 1 or more"),
-        ({"epochs": 2.0}, r"epochs=2.0: give a whole number, 1 or more"),
-        ({"epochs": True}, r"epochs=True: give a whole number, 1 or more"),
-        ({"hidden": (-3,)}, r"hidden=\(-3,\): give a tuple of whole numbers, 1 or more"),
-        ({"hidden": [8, 0]}, r"hidden=\(8, 0\): give a tuple of whole numbers, 1 or more"),
-        ({"hidden": 256}, r"hidden=256: give a tuple of whole numbers, 1 or more"),
-        ({"learning_rate": -1}, r"learning_rate=-1: give a number, 0 or more"),
-        ({"learning_rate": "x"}, r"learning_rate='x': give a number, 0 or more"),
-        ({"learning_rate": math.nan}, r"learning_rate=nan: give a number, 0 or more"),
-        ({"discount": 2}, r"discount=2: give a number, from 0 to 1"),
-        ({"activation": "thanh"}, r"activation='thanh': give one of 'tanh', 'relu', 'silu'"),
-        ({"overlap": 1}, r"overlap=1: give True or False"),
-        (ppo.Config(learning_rate=-1), r"learning_rate=-1: give a number, 0 or more"),
+        ({"environments": 0}, r"config environments=0: must be an integer >= 1"),
+        ({"environments": -1}, r"environments=-1: must be an integer >= 1"),
+        ({"rollout_length": 0}, r"rollout_length=0: must be an integer >= 1"),
+        ({"minibatch_size": 0}, r"minibatch_size=0: must be an integer >= 1"),
+        ({"epochs": 2.0}, r"epochs=2.0: must be an integer >= 1"),
+        ({"epochs": True}, r"epochs=True: must be an integer >= 1"),
+        ({"hidden": (-3,)}, r"hidden=\(-3,\): must be a tuple of integers >= 1"),
+        ({"hidden": [8, 0]}, r"hidden=\(8, 0\): must be a tuple of integers >= 1"),
+        ({"hidden": 256}, r"hidden=256: must be a tuple of integers >= 1"),
+        ({"learning_rate": -1}, r"learning_rate=-1: must be a number >= 0"),
+        ({"learning_rate": "x"}, r"learning_rate='x': must be a number >= 0"),
+        ({"learning_rate": math.nan}, r"learning_rate=nan: must be a number >= 0"),
+        ({"discount": 2}, r"discount=2: must be a number between 0 and 1"),
+        ({"activation": "thanh"}, r"activation='thanh': must be one of 'tanh', 'relu', 'silu'"),
+        ({"overlap": 1}, r"overlap=1: must be True or False"),
+        (ppo.Config(learning_rate=-1), r"learning_rate=-1: must be a number >= 0"),
     ],
 )
 def test_values_that_a_setting_cannot_have(config: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=f"{text}$"):
-        configured(ALGORITHMS["ppo"], "CartPole-v1", config)
+        resolve_config(ALGORITHMS["ppo"], "CartPole-v1", config)
 
 
 @dataclass(frozen=True)
@@ -599,12 +614,12 @@ class OwnConfig(ppo.Config):
 def test_settings_of_ones_own_have_types_and_no_ranges() -> None:
     own = replace(ALGORITHMS["ppo"], config=OwnConfig)
     for given in ({"discount": -3}, {"goal": None}, {"anything": object()}):
-        configured(own, "", given)
-    assert configured(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
-    with pytest.raises(ConfigError, match=r"goal=\(1, 2\): give a tuple of a number, a text or None$"):
-        configured(own, "", {"goal": (1, 2)})
+        resolve_config(own, "", given)
+    assert resolve_config(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
+    with pytest.raises(ConfigError, match=r"goal=\(1, 2\): must be a tuple of a number, a string or None$"):
+        resolve_config(own, "", {"goal": (1, 2)})
     with pytest.raises(ConfigError, match="environments=0"):
-        configured(own, "", {"environments": 0})
+        resolve_config(own, "", {"environments": 0})
 
 
 OWN = """
@@ -656,7 +671,7 @@ def test_an_environment_of_ones_own_in_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     env = source.format(my_environment)
-    small(Path("run"), env=env, steps=64, workers=2, evaluate_every=None)
+    small(Path("run"), env=env, steps=64, evaluate_every=None)
     os.mkdir("elsewhere")
     monkeypatch.chdir("elsewhere")
     run = rs.load("../run")
@@ -666,54 +681,76 @@ def test_an_environment_of_ones_own_in_a_file(
     assert again.metrics[-1]["time/total_timesteps"] == 128
 
 
-def test_what_is_registered_here_is_known_to_workers_elsewhere() -> None:
-    register: Any = gymnasium.register
-    for name, entry_point in (("Called-v0", Lengths), ("Local-v0", lambda: Lengths())):
-        register(name, entry_point)
+class Maker:
+    """An actor that makes environments, as rollout workers do."""
+
+    def make(self, env_spec: EnvSpec) -> float:
+        vector = env_spec.make(1)
         try:
-            run = small(None, env=name, steps=64, workers=2, evaluate_every=None)
+            vector.reset([0])
+            return float(vector.step(np.ones(1, int)).reward[0])
         finally:
-            del gymnasium.registry[name]
-        assert not any("events/deaths" in row for row in run.metrics)
+            vector.close()
+
+
+def test_workers_in_other_processes_know_the_environments_of_the_driver(
+    my_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in modules and files, and those that were registered here."""
+    monkeypatch.chdir(tmp_path)
+    register: Any = gymnasium.register
+    Path("in_file.py").write_text(textwrap.dedent(ENVIRONMENT.rpartition("gymnasium.register")[0]))
+    rewards = {f"{my_environment}:Mine-v0": 2, "in_file.py:make_env": 3, "Called-v0": 1, "Local-v0": 1}
+    register("Called-v0", Lengths)
+    register("Local-v0", lambda: Lengths())
+    try:
+        with rs.engine("processes") as engine:
+            [maker] = engine.spawn(Maker)
+            made = {name: maker.call("make", EnvSpec(name)).result() for name in rewards}
+    finally:
+        del gymnasium.registry["Called-v0"], gymnasium.registry["Local-v0"]
+    assert made == rewards
 
 
 MAIN = """
     import gymnasium
     from gymnasium.envs.classic_control import CartPoleEnv
     import rollstream as rs
+    from rollstream.rl.env_spec import EnvSpec
 
     class MyEnv(CartPoleEnv):
         pass
 
+    class Maker:
+        def make(self, env_spec):
+            env_spec.make(1).close()
+
     if __name__ == "__main__":
         gymnasium.register("Main-v0", "__main__:MyEnv")
-        rs.train("ppo", env="Main-v0", steps=8, workers=2, quiet=True,
-                 config={"environments": 2, "rollout_length": 4, "minibatch_size": 8, "epochs": 1})
+        with rs.engine("processes") as engine:
+            engine.spawn(Maker)[0].call("make", EnvSpec("Main-v0")).result()
 """
 
 
 def test_what_a_script_registers_is_known_to_its_workers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(MAIN))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, timeout=110, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert scripts.run("script.py", cwd=tmp_path).stderr == ""
 
 
-def test_an_algorithm_of_ones_own_in_a_file_with_workers_in_processes(tmp_path: Path) -> None:
+def test_an_algorithm_of_ones_own_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(textwrap.dedent(OWN))
     config = SMALL | {"patience": 4}
     options: dict[str, Any] = {"env": "CartPole-v1", "steps": 640, "quiet": True, "out": tmp_path / "run"}
-    rs.train(f"{file}:MINE", workers=2, config=config, **options)
+    rs.train(f"{file}:MINE", config=config, **options)
     run = rs.load(tmp_path / "run")
     assert run.metrics[-1]["time/total_timesteps"] == 256  # its plan has ended by itself, and is saved
     assert run.config.patience == 4
-    assert run.run_config.engine == "processes"
+    assert run.run_config.engine == "inline"
     with pytest.raises(UnknownAlgorithm, match=r"own.py has no algorithm 'MIEN': it has .*own.py:MINE"):
         algorithm(f"{file}:MIEN")
     with pytest.raises(
-        UnknownAlgorithm, match=r"there is no file nowhere.py, which nowhere.py:MINE should be"
+        UnknownAlgorithm, match=r"nowhere.py:MINE cannot be loaded: there is no file nowhere.py"
     ):
         algorithm("nowhere.py:MINE")
 
@@ -740,7 +777,7 @@ class Mortal(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_a_worker_that_dies_is_in_the_metrics_and_the_training_goes_on(tmp_path: Path) -> None:
     display = Recorder()
     options = {"marker": str(tmp_path / "dead")}
-    run = small(None, env=Mortal, env_kwargs=options, workers=2, evaluate_every=None, display=display)
+    run = small(None, env=Mortal, env_kwargs=options, workers=1, evaluate_every=None, display=display)
     assert run.metrics[-1]["time/total_timesteps"] == 320
     [row] = [row for row in run.metrics if "events/deaths" in row]
     [name] = [name for name in row if name.startswith("events/worker")]
@@ -770,9 +807,9 @@ def tuples() -> Any:
             "ppo",
             {"config": {"epoch": 3}},
             ConfigError,
-            r"ppo has no option 'epoch' \(did you mean 'epochs'\?\)",
+            r"ppo has no hyperparameter 'epoch' \(did you mean 'epochs'\?\)",
         ),
-        ("ppo", {"config": ALGORITHMS}, ConfigError, r"ppo has no option 'a2c'"),
+        ("ppo", {"config": ALGORITHMS}, ConfigError, r"ppo has no hyperparameter 'a2c'"),
         (
             "ppo",
             {"config": 3},
@@ -799,8 +836,13 @@ def tuples() -> Any:
             r"'Mine-v0'.*; json registers none of that name",
         ),
         ("ppo", {"env": "nomodule:Mine-v0"}, UnknownEnvironment, r"nomodule:Mine-v0 needs a package"),
-        ("ppo", {"env": __file__}, UnknownEnvironment, r"say which environment in it .*: it has .*:Lengths,"),
-        ("ppo", {"env": "nowhere.py:Mine"}, UnknownEnvironment, r"there is no file nowhere.py, which"),
+        ("ppo", {"env": __file__}, UnknownEnvironment, r"name the environment in it: it has .*:Lengths,"),
+        (
+            "ppo",
+            {"env": "nowhere.py:Mine"},
+            UnknownEnvironment,
+            r"nowhere.py:Mine cannot be loaded: there is no file nowhere.py",
+        ),
         (
             "ppo",
             {"env": 3},
@@ -831,42 +873,47 @@ def tuples() -> Any:
             "ppo",
             {"env": tuples},
             SpaceError,
-            r"ppo cannot learn in tuples: .* acts in spaces of kind Discrete[^;]*$",
+            r"ppo cannot be trained on tuples: .* acts in spaces of kind Discrete[^;]*$",
         ),
         (
             "td3",
             {"steps": 2000},
             SpaceError,
-            r"td3 cannot learn in CartPole-v1: .* Discrete\(2\); these can: a2c, a3c, apex, dqn, ppo, sac$",
+            r"td3 cannot be trained on CartPole-v1: .*Discrete\(2\); algorithms that can: a2c, a3c, apex",
         ),
         (
             "dqn",
             {"env": "Pendulum-v1", "steps": 2000},
             SpaceError,
-            r"dqn cannot learn in Pendulum-v1: .*; these can: a2c, a3c, ddpg, ppo, sac, td3$",
+            r"dqn cannot be trained on Pendulum-v1: .*; algorithms that can: a2c, a3c, ddpg, ppo, sac, td3$",
         ),
         (
             "ppo",
             {"env": None},
             rs.RollstreamError,
-            r"say what to learn in and for how long: train\('ppo', env=",
+            r"env and steps are missing: train\('ppo', env=",
         ),
-        ("ppo", {"steps": 0}, rs.RollstreamError, r"steps=0: give a whole number, 1 or more"),
+        ("ppo", {"steps": 0}, rs.RollstreamError, r"steps=0: must be an integer >= 1"),
         (
             "ppo",
             {"workers": 3},
             rs.RollstreamError,
             r"8 environments cannot be shared out evenly among 3 workers",
         ),
-        ("ppo", {"engine": "threds"}, rs.EngineError, r"there is no engine 'threds'; choose one of: inline"),
+        ("ppo", {"engine": "threds"}, ConfigError, r"engine='threds': must be one of 'inline', 'threads'"),
         (
             "ppo",
             {"resume": True},
             RunError,
-            r"run is not the folder of a run: it is not there; begin one there without resume",
+            r"run is not a run folder: it does not exist; start a new run without resume",
         ),
-        ("ppo", {"resume": True, "out": None}, RunError, r"say which: out='runs/...'"),
-        (ppo, {}, rs.RollstreamError, r"<module .*ppo.* is no algorithm: give a name that `rollstream list`"),
+        ("ppo", {"resume": True, "out": None}, RunError, r"needs the folder of the run: out='runs/...'"),
+        (
+            ppo,
+            {},
+            rs.RollstreamError,
+            r"<module .*ppo.* is not an algorithm: use a name from `rollstream list`",
+        ),
         (
             "dqn",
             {"config": {"atoms": 51, "value_range": (5.0, -5.0)}},
@@ -890,9 +937,7 @@ def test_bad_input_is_one_clear_sentence_and_writes_nothing(
 def test_a_folder_that_holds_a_run_is_not_overwritten(straight: Run) -> None:
     assert straight.path is not None
     before = {path: path.read_bytes() for path in straight.path.rglob("*") if path.is_file()}
-    with pytest.raises(
-        RunError, match="holds a run already; go on with it by resume=True, or choose another"
-    ):
+    with pytest.raises(RunError, match="already holds a run; resume it with resume=True, or choose another"):
         small(straight.path)
     assert {path: path.read_bytes() for path in straight.path.rglob("*") if path.is_file()} == before
 
@@ -921,10 +966,10 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(
     def full(path: Path, data: bytes) -> None:
         if "step_000000192" in str(path) and path.name == "state.json":
             raise OSError(errno.ENOSPC, "No space left on device")
-        written(path, data)
+        write_and_sync(path, data)
 
-    written = checkpoint.written
-    monkeypatch.setattr(checkpoint, "written", full)
+    write_and_sync = checkpoint.write_and_sync
+    monkeypatch.setattr(checkpoint, "write_and_sync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*step_000000192'"):
         small(tmp_path / "run")
     monkeypatch.undo()
@@ -934,20 +979,20 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(
 
 
 def test_no_episodes_are_no_evaluation(straight: Run) -> None:
-    with pytest.raises(rs.RollstreamError, match="episodes=0: give a whole number, 1 or more"):
+    with pytest.raises(rs.RollstreamError, match="episodes=0: must be an integer >= 1"):
         straight.evaluate(0)
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is not the folder of a run: it has no config.json; begin one there"):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no config.json; start a new run"):
         rs.train("ppo", out=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"has no config.json; give the folder that a training was written to"):
+    with pytest.raises(RunError, match=r"has no config.json; give the output folder of `rollstream train`"):
         rs.load(tmp_path)
-    with pytest.raises(RunError, match=r"notes.txt is not the folder of a run: it is a file"):
+    with pytest.raises(RunError, match=r"notes.txt is not a run folder: it is a file"):
         rs.load(tmp_path / "notes.txt")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RunError, match=r"config.json is damaged or of another version"):
+    with pytest.raises(RunError, match=r"config.json is damaged or from another version"):
         rs.load(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "notes.txt"]
 
@@ -955,12 +1000,12 @@ def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"seed": 2}, r"has seed 1, not 2; a run goes on as it began: leave seed out"),
+        ({"seed": 2}, r"has seed 1, not 2, which cannot change on resume: leave seed out"),
         ({"env": "Acrobot-v1"}, r"has env 'CartPole-v1', not 'Acrobot-v1'"),
         ({"config": {"epochs": 9}}, r"has config \{'epochs': 2\}, not \{'epochs': 9\}"),
         ({"workers": 2}, r"has workers 0, not 2"),
-        ({"keep": 0}, r"keep=0: give a whole number, 1 or more"),
-        ({"name": "a2c"}, r"is one of ppo, not of a2c"),
+        ({"keep": 0}, r"keep=0: must be an integer >= 1"),
+        ({"name": "a2c"}, r"was trained with ppo, not a2c"),
     ],
 )
 def test_a_run_goes_on_as_it_began(straight: Run, options: dict[str, Any], text: str) -> None:

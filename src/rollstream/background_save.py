@@ -1,7 +1,7 @@
 """Large actor states, each saved to its own file while the actor keeps working.
 
-An actor with a large state implements three methods: `begin_save(path)` starts writing and returns at once,
-`finish_save()` waits for the write and returns an error message or `None`, and `load_file(path)` restores the
+An actor with a large state implements three methods: `save_to(path)` starts writing and returns at once,
+`wait_saved()` waits for the write and returns an error message or `None`, and `load_from(path)` restores the
 state. The file is safetensors with the structure in its metadata. A second file next to it, written last,
 holds its size and checksum: without that one, the file is incomplete.
 """

@@ -1,14 +1,15 @@
 """Flows: lazy streams over actors, the operators on them, and the graph they make."""
 
+from rollstream.drawing.graph import GraphEdge, GraphNode
 from rollstream.flow.errors import OperatorError, PlanError, StateError
-from rollstream.flow.graph import Graph, GraphEdge, GraphNode, graph
-from rollstream.flow.limiter import RatioLimiter
+from rollstream.flow.graph import Graph, graph
 from rollstream.flow.provenance import Provenance, Span, Tally
+from rollstream.flow.rate_limit import limit_ratio
 from rollstream.flow.sources import from_actors, from_factories, from_items, from_iterable, from_poll
 from rollstream.flow.stages import Context
 from rollstream.flow.statistics import NodeStatistics, Statistics
 from rollstream.flow.stream import Iter, ParIter
-from rollstream.flow.union import limit_ratio, union, union_async
+from rollstream.flow.union import union, union_async
 
 __all__ = [
     "Context",
@@ -21,7 +22,6 @@ __all__ = [
     "ParIter",
     "PlanError",
     "Provenance",
-    "RatioLimiter",
     "Span",
     "StateError",
     "Statistics",

@@ -1,17 +1,33 @@
-"""Finding the actors an operator can send messages to."""
+"""The actors of an operator: those it runs on, by name, and those it can send messages to."""
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollstream.engine import Actor
+from rollstream.engine.base import DRIVER
+
+
+def place_of(actors: Sequence[Actor[Any]]) -> str:
+    """`worker[0..3]` for four workers, else the actors' names; `driver` without any."""
+    names = [actor.name for actor in actors] or [DRIVER]
+    bases = {family(actor) for actor in actors}
+    indices = [actor.index for actor in actors]
+    if len(names) > 1 and len(bases) == 1 and indices == list(range(indices[0], indices[-1] + 1)):
+        return f"{bases.pop()}[{indices[0]}..{indices[-1]}]"
+    return ", ".join(names)
+
+
+def family(actor: Actor[Any]) -> str:
+    """The name that actors spawned together share."""
+    return actor.name.partition("[")[0]
 
 
 def actors_in(thing: Any, depth: int = 3) -> list[Actor[Any]]:
-    """The actor handles an operator holds: in its attributes, its closure, its arguments."""
+    """The actors a function refers to: in its attributes, its closure, its arguments."""
     found: dict[str, Actor[Any]] = {}
     _search(thing, depth, found)
     return list(found.values())
@@ -31,18 +47,11 @@ def _search(thing: Any, depth: int, found: dict[str, Actor[Any]]) -> None:
     elif isinstance(thing, functools.partial):
         parts = (thing.func, *thing.args, *thing.keywords.values())
     elif isinstance(thing, types.FunctionType):
-        parts = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        empty = types.CellType()
+        parts = [cell.cell_contents for cell in thing.__closure__ or () if cell != empty]
     elif isinstance(thing, types.MethodType):
         parts = (thing.__self__,)
     elif hasattr(thing, "__dict__") and not isinstance(thing, (type, types.ModuleType)):
         parts = vars(thing).values()
     for part in parts:
         _search(part, depth - 1, found)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -1,10 +1,10 @@
-"""Misuse caught while a plan is built: one sentence, with the fix."""
+"""Checks of a plan while it is built: each error is one sentence, with the fix."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollstream.engine import Actor
@@ -12,13 +12,13 @@ from rollstream.flow.errors import PlanError, plan_line
 
 
 def checked_actors(actors: Actor[Any] | Sequence[Actor[Any]], method: str) -> list[Actor[Any]]:
-    """Actors that live and have the method, as a list."""
+    """The actors as a list; each must be alive and have the method."""
     actors = [actors] if isinstance(actors, Actor) else list(actors)
     if not actors:
         raise PlanError("a stream needs at least one actor; spawn some: engine.spawn(Worker, count=2)")
     for actor in actors:
         if not isinstance(actor, Actor):
-            raise PlanError(f"{actor!r} is no actor; give those that engine.spawn returns")
+            raise PlanError(f"{actor!r} is not an actor; give those that engine.spawn returns")
         if actor.engine.closed:
             raise PlanError(
                 f"{actor.name} has ended with its engine; build the plan inside the engine's scope"
@@ -33,14 +33,8 @@ def require_whole(what: str, number: Any, least: int) -> None:
         raise PlanError(f"{what}={number!r}: give a whole number, at least {least}")
 
 
-def require_iterable(what: str, items: Any) -> None:
-    """Refuse what cannot be iterated."""
-    if not isinstance(items, Iterable):
-        raise PlanError(f"{what}: {items!r} cannot be iterated")
-
-
 def name_of(function: Any, name: str | None, kind: str) -> str:
-    """The name given, else the function's or its class's; a lambda has only its kind."""
+    """The given name, else that of the function or its class; a lambda is named for its kind."""
     if name is not None:
         return name
     while isinstance(function, functools.partial):
@@ -59,5 +53,5 @@ def require_operator(function: Any, kind: str) -> None:
     except TypeError as error:
         raise PlanError(
             f"{kind} at {plan_line()} needs a function of one item, or of an item and a `context`, and "
-            f"{function!r} is none: {error}"
+            f"{function!r} is not one: {error}"
         ) from None

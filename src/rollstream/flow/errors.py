@@ -1,4 +1,4 @@
-"""What can go wrong in a flow, each with a name."""
+"""The errors of flows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Any
 
 from rollstream.engine import RollstreamError
+from rollstream.engine.actor import cannot_exit
 
 _LIBRARY = ("rollstream.flow", "rollstream.engine")
 
 
 class PlanError(RollstreamError):
-    """A plan that cannot run, caught while it is built."""
+    """The plan cannot run; raised while it is built."""
 
 
 class StateError(RollstreamError):
-    """A saved state that does not fit the flow it is loaded into."""
+    """A state cannot be saved, or does not fit the flow it is loaded into."""
 
 
 class OperatorError(RollstreamError):
@@ -37,12 +38,14 @@ class OperatorError(RollstreamError):
 
     @classmethod
     def of(cls, error: BaseException, operator: str, location: str, shard: str | None) -> BaseException:
-        """Wrap what an operator raised; the traceback goes on into the operator's own frames.
+        """Wrap what an operator raised; the traceback continues into the operator's own frames.
 
-        Leaving the debugger is not a failure, and stays what it is.
+        Quitting the debugger is not a failure, and the driver may exit: these stay what they are.
         """
-        if isinstance(error, BdbQuit):
+        if isinstance(error, BdbQuit) or (isinstance(error, SystemExit) and shard is None):
             return error
+        if isinstance(error, SystemExit):
+            error = cannot_exit(operator, error)
         frames = _own_frames(error.__traceback__)
         details = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
         reason = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
@@ -52,7 +55,7 @@ class OperatorError(RollstreamError):
         return wrapped.with_traceback(frames)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args  # what was raised may not travel
+        return type(self), self.args  # the original exception may not be serializable
 
     def __str__(self) -> str:
         operator, location, shard, reason, details = self.args

@@ -1,293 +1,145 @@
-"""Nodes: the resumable state machines a flow is made of.
+"""Nodes: the resumable state machines a flow consists of.
 
-`pull` never waits. It gives a packet (a value and its origin), or `None`, not ready, or `OVER`. A node that
-gives `None` keeps what it has and goes on from there at the next pull.
+`pull` never waits. It returns a packet (a value and its origin), `None` if none is ready, or `END`. After
+`None` a node keeps what it has, and continues at the next pull. Nodes answer for themselves what runs where,
+so a new kind of node is one file.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from rollstream.engine.actor import cannot_exit
-from rollstream.flow.errors import OperatorError
-from rollstream.flow.provenance import Row, provenance_of
-from rollstream.flow.stages import Stage
-from rollstream.flow.state import Packet, Stateful
-
-if TYPE_CHECKING:
-    from rollstream.flow.runtime import Flow
+from rollstream.engine import Actor, Future
+from rollstream.engine.future import Sink
+from rollstream.flow.operator import Operator, Packet
+from rollstream.flow.statistics import NodeStatistics
+from rollstream.flow.trace import Tracer
 
 
-class SpanTracer(Protocol):
-    """Told of every operator that handled an item."""
+class End(Enum):
+    """The type of `END`."""
 
-    def span(self, place: str | None, name: str, start: float, end: float) -> None:
-        """One operator on one item; the driver's place is `None`."""
+    END = "end"
+
+
+END: Final = End.END
+Pulled: TypeAlias = Packet | Literal[End.END] | None
+
+
+class Scheduler(Protocol):
+    """What nodes need of the flow that runs them."""
+
+    sink: Sink
+    tracer: Tracer | None
+    actors: Mapping[str, Actor[Any]]
+    token: str
+    """Distinguishes the flow from all others."""
+    progress: int
+    """Counts everything after which it is worth pulling again."""
+
+    def poll(self) -> None:
+        """Pass every reply that has come to its node; never waits."""
+
+    def stalled(self) -> bool:
+        """Whether nothing is running, so that waiting would change nothing."""
         ...
 
 
-class Over(Enum):
-    """The type of `OVER`."""
+class Gate(Protocol):
+    """Admits or withholds requests: one side of a rate limiter."""
 
-    OVER = "over"
+    def admit(self) -> bool:
+        """Count one more request, if it is allowed now."""
+        ...
+
+    def cancel(self) -> None:
+        """Uncount a request that no item will answer."""
 
 
-OVER: Final = Over.OVER
-Pulled: TypeAlias = Packet | Literal[Over.OVER] | None
-
-
-class Node(Stateful):
-    """One node: where its items come from, its counters, and how it is pulled."""
+class Node(Operator):
+    """One node: its upstream nodes, what it stands for in the graph, and how it is pulled."""
 
     kind = "node"
     saved = ("items", "stopped")
     asynchronous = False
     """Whether items cross into this node asynchronously: the pink arrows of the paper's figures."""
+    shared: ClassVar[bool] = False
+    """Whether other nodes get the same items, so that this one may fall behind."""
+    coupled: Node | None = None
+    """The node a rate limiter couples it to, from inserts to samples."""
+    shard_key = ""
+    """The key of its shards on its actors, if it has some."""
+    requests_items: ClassVar[bool] = False
+    """Whether it requests its items itself, so that a `gate` can withhold the requests."""
+    gate: Gate | None = None
+    ready: Any = ()
+    """Items that have come and can be pulled."""
+    stages: Any = None
+    """The stages it runs, if it can run more of them."""
+    flow: Scheduler
+    """Set by `open`."""
 
     def __init__(self, name: str, location: str, upstreams: Iterable[Node] = ()):
-        self.name = self.base = name
-        self.location = location
+        super().__init__(name, location)
         self.upstreams = list(upstreams)
-        self.flow: Flow | None = None
+        self.opened = False
         self.stopped = False
-        self.items = 0
-        self.busy = 0.0
-        self.waiting = 0.0
-        self.lost = 0
+
+    def operators(self) -> Sequence[Operator]:
+        """The operators it stands for, in the order items pass them."""
+        return [self]
+
+    def last_operator(self) -> Operator:
+        """The operator its items come out of."""
+        operators = self.operators()
+        return operators[-1] if operators else self.upstreams[0].last_operator()
+
+    def actors(self) -> Sequence[Actor[Any]]:
+        """The actors it sends requests to."""
+        return []
+
+    def place(self, operator: Operator) -> Sequence[Actor[Any]]:  # noqa: ARG002
+        """The actors that one of its operators runs on; none for the driver."""
+        return self.actors()
+
+    def statistics(self) -> list[NodeStatistics]:
+        """The counters of its operators."""
+        return [operator.row(self.place(operator)) for operator in self.operators()]
+
+    def open(self, flow: Scheduler) -> None:
+        """Begin."""
+        self.flow = flow
+        self.opened = True
 
     def pull(self) -> Pulled:
-        """The next packet if there is one now."""
+        """The next packet, if there is one now."""
         raise NotImplementedError
 
     def start(self, *, rows: bool = True) -> None:
-        """The consumer is back: issue requests, run no operator. Without `rows`, respect barriers."""
+        """Issue requests, now that the consumer is back; `rows` allows the next row of a `gather_sync`."""
         for upstream in self.upstreams:
             upstream.start(rows=rows)
 
-    def open(self, flow: Flow) -> None:
-        """The flow begins."""
-        self.flow = flow
+    def arrived(self, future: Future[Any]) -> None:
+        """Take in the reply to a request."""
+        raise NotImplementedError
 
     def stop(self) -> None:
-        """Nobody will pull again: issue no more requests, let go of what is held."""
+        """Issue no more requests and let go of resources: nobody pulls again."""
         if not self.stopped:
             self.stopped = True
             for upstream in self.upstreams:
                 upstream.stop()
 
-    def held(self) -> int:
-        """How many items wait here or are on their way here."""
-        return 0
-
     def running(self) -> bool:
-        """Whether requests of this node are being worked on, and none is ready."""
-        return False
-
-    def bound(self) -> str:
-        """What limits the items held here, for the graph."""
-        return ""
+        """Whether its consumer waits for a request of this node."""
+        return self.requested > 0 and not self.ready
 
     def blocked(self) -> str | None:
-        """Why this node cannot go on, if it cannot."""
+        """Why this node cannot continue, if it cannot."""
         return None
-
-
-class Source(Node):
-    """Items of a Python iterable, which is asked for its iterator when the flow begins."""
-
-    kind = "source"
-
-    def __init__(self, name: str, location: str, iterable: Iterable[Any]):
-        super().__init__(name, location)
-        self._iterable = iterable
-        self._iterator: Iterator[Any] | None = None
-
-    def pull(self) -> Pulled:
-        """The next element."""
-        start = time.perf_counter()
-        try:
-            if self._iterator is None:
-                self._iterator = self._begin()
-            value = next(self._iterator)
-        except StopIteration:
-            return OVER
-        except Exception as error:
-            raise OperatorError.of(error, self.name, self.location, None) from None
-        origin = (self.name, "", self.items)
-        self.items += 1
-        end = time.perf_counter()
-        self.busy += end - start
-        if self.flow is not None and self.flow.tracer is not None:
-            self.flow.tracer.span(None, self.name, start, end)
-        return value, origin
-
-    def _begin(self) -> Iterator[Any]:
-        """An iterator that stands where this source stands: elements given before a resume are skipped."""
-        iterator = iter(self._iterable)
-        for _ in range(self.items):
-            next(iterator)
-        return iterator
-
-
-class Polled(Source):
-    """What a function gives, whenever it has something to give."""
-
-    def __init__(self, name: str, location: str, function: Callable[[], Any]):
-        super().__init__(name, location, iter(function, _NEVER))
-
-    def pull(self) -> Pulled:
-        """What there is now."""
-        packet = super().pull()
-        if packet is not None and packet is not OVER and packet[0] is None:
-            self.items -= 1
-            return None
-        return packet
-
-    def _begin(self) -> Iterator[Any]:
-        return iter(self._iterable)
-
-    def blocked(self) -> str | None:
-        """Nothing to give."""
-        return f"{self.name} ({self.location}) has nothing to give yet"
-
-
-_NEVER: Final = object()
-
-
-class Chain(Node):
-    """A straight row of synchronous operators, run as one loop.
-
-    Outputs that one stage made at once wait in its `out`; `stack` holds the indices of such stages, the
-    deepest last, so that order is kept and each pull runs the chain for one item only.
-    """
-
-    kind = "chain"
-    saved = (*Node.saved, "stack", "flushing")
-
-    def __init__(self, upstream: Any, stages: Iterable[Stage], shard: str | None = None):
-        super().__init__("chain", "", [upstream])
-        self.upstream = upstream
-        self.stages = list(stages)
-        self.shard = shard
-        self.tracer: SpanTracer | None = None
-        self.stack: list[int] = []
-        self.flushing: int | None = None
-
-    def pull(self) -> Pulled:
-        """Run items through the stages until one comes out."""
-        stages, stack, clock, tracer = self.stages, self.stack, time.perf_counter, self.tracer
-        count = len(stages)
-        while True:
-            if stack:
-                index = stack[-1]
-                stage = stages[index]
-                value, origin = stage.out.popleft()
-                stage.items += 1
-                if not stage.out:
-                    stack.pop()
-                index += 1
-            elif self.flushing is not None:
-                if not self._flush():
-                    return OVER
-                continue
-            else:
-                packet = self.upstream.pull()
-                if packet is None:
-                    return None
-                if packet is OVER:
-                    self.flushing = 0
-                    continue
-                if not count:
-                    return packet
-                value, origin = packet
-                index = 0
-            stage = stages[0]
-            try:
-                last = clock()
-                while index < count:
-                    stage = stages[index]
-                    stage.received += 1
-                    if stage.plain is not None:
-                        value = stage.plain(value)
-                        if type(origin) is Row:  # it may be no longer one element a shard
-                            origin = provenance_of(origin)
-                    else:
-                        packet = stage.push(value, origin)
-                        if stage.out:
-                            stack.append(index)
-                        if stage.left == 0:
-                            self._end(index)
-                        if packet is None:
-                            stage.busy += clock() - last
-                            break
-                        value, origin = packet
-                    stage.items += 1
-                    now = clock()
-                    stage.busy += now - last
-                    if tracer is not None:
-                        tracer.span(self.shard, stage.name, last, now)
-                    last = now
-                    index += 1
-                else:
-                    return value, origin
-            except Exception as error:
-                raise OperatorError.of(error, stage.name, stage.location, self.shard) from None
-            except SystemExit as error:
-                if self.shard is None:  # the driver may end itself
-                    raise
-                refused = cannot_exit(stage.name, error)
-                raise OperatorError.of(refused, stage.name, stage.location, self.shard) from None
-
-    def _flush(self) -> bool:
-        """Let the next stage give its last output; false when there is none left to ask."""
-        assert self.flushing is not None
-        while self.flushing < len(self.stages):
-            stage, index = self.stages[self.flushing], self.flushing
-            self.flushing += 1
-            if (packet := stage.flush()) is not None:
-                stage.out.append(packet)
-                self.stack.append(index)
-                return True
-        return False
-
-    def _end(self, index: int) -> None:
-        """A stage wants no more input: what is before it stops, what is after it is flushed."""
-        self.flushing = max(index + 1, self.flushing or 0)
-        for early in self.stages[:index]:
-            early.out.clear()
-        self.stack[:] = [waiting for waiting in self.stack if waiting >= index]
-        self.upstream.stop()
-
-    def _look_for_end(self) -> None:
-        for index, stage in enumerate(self.stages):
-            if stage.left == 0:
-                self._end(index)
-
-    def start(self, *, rows: bool = True) -> None:
-        """Not before the outputs that wait here are gone: they come from the item in hand."""
-        if not self.stack and self.flushing is None:
-            self.upstream.start(rows=rows)
-
-    def open(self, flow: Flow) -> None:
-        """Let the operators know the actors of the flow."""
-        super().open(flow)
-        self.tracer = flow.tracer
-        for stage in self.stages:
-            stage.directory = flow.directory
-        self._look_for_end()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Also the stages' states, by name."""
-        return {**super().state_dict(), "stages": {stage.name: stage.state_dict() for stage in self.stages}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        for stage in self.stages:
-            stage.load_state_dict(state["stages"][stage.name])
 
 
 def ancestors(node: Node) -> list[Node]:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 _SPANS = 64
-"""Spans kept for one stream of one source; beyond that, neighbours become one."""
+"""Spans kept per stream of a source; beyond that, the oldest two become one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Span:
 
 
 class Tally(NamedTuple):
-    """A number noted by sources, over all the items that were merged."""
+    """A note's sum, minimum and maximum over the source items."""
 
     total: float
     least: float
@@ -37,7 +37,7 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The source items that went into an item, compact: spans of each source, one tally a note."""
+    """The source items that went into an item: spans of each source, one tally per note."""
 
     spans: tuple[Span, ...]
     notes: Mapping[str, Tally] = field(default_factory=dict)
@@ -49,42 +49,42 @@ class Provenance:
 
     @property
     def sequence(self) -> int:
-        """The number of the newest item of the first source, counted from 0 for each stream of a source."""
+        """The index of the newest item of the first source, from 0 for each stream of a source."""
         return max(span.last for span in self.spans if span.source == self.spans[0].source)
 
     @property
     def count(self) -> int:
-        """How many source items went in."""
+        """The number of source items."""
         return sum(span.count for span in self.spans)
 
     def total(self, note: str) -> float:
-        """The sum of a number over the source items, 0 if none noted it: environment steps, say."""
+        """The sum of a note over the source items (environment steps, say); 0 if none has it."""
         return self.notes[note].total if note in self.notes else 0
 
     def least(self, note: str) -> float | None:
-        """The smallest of a number over the source items: the oldest policy version, say."""
+        """The minimum of a note over the source items: the oldest policy version, say."""
         return self.notes[note].least if note in self.notes else None
 
     def most(self, note: str) -> float | None:
-        """The largest of a number over the source items."""
+        """The maximum of a note over the source items."""
         return self.notes[note].most if note in self.notes else None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The origins of a `gather_sync` row, kept apart so that `flatten` gives each item its own."""
+class RowOrigin:
+    """The origins of a `gather_sync` row, one per element, so that `flatten` can restore them."""
 
     parts: tuple[Origin, ...]
 
 
-Origin: TypeAlias = "tuple[str, str, int] | Provenance | Row"
+Origin: TypeAlias = "tuple[str, str, int] | Provenance | RowOrigin"
 
 
 def provenance_of(origin: Origin) -> Provenance:
     """The public form of an origin."""
     if isinstance(origin, Provenance):
         return origin
-    if isinstance(origin, Row):
+    if isinstance(origin, RowOrigin):
         return merged(origin.parts) if len(origin.parts) != 1 else provenance_of(origin.parts[0])
     source, stream, sequence = origin
     return Provenance((Span(source, stream, sequence, sequence, 1),))
@@ -101,8 +101,8 @@ def merged(origins: Iterable[Origin]) -> Provenance:
 class Merger:
     """Collects the origins of the inputs since the last output.
 
-    An item that is in already is another copy of the same (`flatten` and `split` make them) and counts once.
-    Of a merged provenance that is in partly, the numbers count in proportion.
+    Copies of an item (`flatten` and `split` make them) count once. If a merged provenance overlaps what was
+    collected before, its notes count in proportion to its new items.
     """
 
     __slots__ = ("_notes", "_spans")
@@ -112,8 +112,8 @@ class Merger:
         self._notes: dict[str, Tally] = {}
 
     def add(self, origin: Origin) -> None:
-        """Take one more input into account."""
-        if isinstance(origin, Row):
+        """Collect one more origin."""
+        if isinstance(origin, RowOrigin):
             for part in origin.parts:
                 self.add(part)
             return
@@ -129,7 +129,7 @@ class Merger:
             )
 
     def take(self) -> Provenance:
-        """The merged provenance; the merger starts anew."""
+        """The merged provenance; the merger is empty afterwards."""
         provenance = self._provenance()
         self._spans, self._notes = {}, {}
         return provenance
@@ -138,11 +138,11 @@ class Merger:
         return Provenance(tuple(span for spans in self._spans.values() for span in spans), self._notes)
 
     def state_dict(self) -> Any:
-        """What is collected so far, as plain data."""
+        """The origins collected so far, as plain data."""
         return encode(self._provenance())
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         provenance = provenance_of(decode(state))
         self._spans = {}
         for span in provenance.spans:
@@ -151,11 +151,11 @@ class Merger:
 
 
 def _insert(spans: list[Span], new: Span) -> int:
-    """Add a span to the sorted, disjoint ones there are; how many items of it are new."""
+    """Add a span to sorted, disjoint ones; returns the number of its items that are new."""
     if not spans:
         spans.append(new)
         return new.count
-    if (last := spans[-1]).last == new.first - 1:  # the rule: it goes on from there
+    if (last := spans[-1]).last == new.first - 1:  # the common case
         spans[-1] = Span(new.source, new.stream, last.first, new.last, last.count + new.count)
         return new.count
     position = bisect_right(spans, new.first, key=lambda span: span.first)
@@ -182,7 +182,7 @@ def encode(origin: Origin) -> Any:
     if isinstance(origin, Provenance):
         notes = {key: list(tally) for key, tally in origin.notes.items()}
         return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
-    if isinstance(origin, Row):
+    if isinstance(origin, RowOrigin):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)
 
@@ -191,7 +191,7 @@ def decode(state: Any) -> Origin:
     """An origin from JSON."""
     if isinstance(state, Mapping):
         if "parts" in state:
-            return Row(tuple(decode(part) for part in state["parts"]))
+            return RowOrigin(tuple(decode(part) for part in state["parts"]))
         notes = {key: Tally(*tally) for key, tally in state["notes"].items()}
         return Provenance(tuple(Span(*span) for span in state["spans"]), notes)
     source, stream, sequence = state

@@ -1,4 +1,4 @@
-"""Stages: what one operator does to one item. A `Chain` runs a row of them in a plain loop.
+"""Stages: what one operator does to one item. A `Chain` runs several of them in one loop.
 
 A stage either has `plain`, a function of the value alone, or a `push` method that takes a value with its
 origin and returns an output, or `None` if it has none yet. Further outputs wait in `out`.
@@ -12,32 +12,33 @@ from typing import Any
 
 from rollstream.engine.actor import Actor, wants_context
 from rollstream.flow.errors import StateError
-from rollstream.flow.provenance import Merger, Origin, Provenance, Row, Tally, provenance_of
-from rollstream.flow.state import Packet, Stateful
+from rollstream.flow.operator import Operator, Packet
+from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, Tally, provenance_of
 
 
 class Context:
-    """What an operator may know beside its value: ask for it with a parameter called `context`."""
+    """What an operator may know beside its value; it asks with a parameter called `context`."""
 
-    __slots__ = ("_directory", "_origin", "instance", "node")
+    __slots__ = ("_actors", "instance", "node", "origin")
 
-    def __init__(self, node: str, origin: Origin, instance: Any, directory: Mapping[str, Actor[Any]]):
+    def __init__(self, node: str, origin: Origin, instance: Any, actors: Mapping[str, Actor[Any]]):
         self.node = node
         """The operator's name."""
         self.instance = instance
         """On a `ParIter`, the source actor's own instance; else `None`."""
-        self._origin = origin
-        self._directory = directory
+        self.origin = origin
+        """The provenance in the compact form that flows use; read `provenance` instead."""
+        self._actors = actors
 
     @property
     def provenance(self) -> Provenance:
         """Where the value comes from."""
-        return provenance_of(self._origin)
+        return provenance_of(self.origin)
 
     @property
     def actors(self) -> list[Actor[Any]]:
         """The actors the value comes from, to send them messages. Empty on a `ParIter`."""
-        return [self._directory[name] for name in self.provenance.sources if name in self._directory]
+        return [self._actors[name] for name in self.provenance.sources if name in self._actors]
 
     def note(self, **numbers: float) -> None:
         """Add numbers to the provenance: a policy version, environment steps."""
@@ -46,33 +47,28 @@ class Context:
                 raise TypeError(f"note({key}={value!r}): notes are numbers, so that they can be added up")
         provenance = self.provenance
         tallies = {key: Tally(value, value, value) for key, value in numbers.items()}
-        self._origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
+        self.origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
 
 
-class Stage(Stateful):
-    """One operator of a chain: its name, its counters and what it does to an item."""
+class Stage(Operator):
+    """One operator of a chain."""
 
     kind = "stage"
     saved = ("received", "items")
     queues = ("out",)
     plain: Callable[[Any], Any] | None = None
     left: int | None = None
-    """How many more inputs this stage wants, where it wants only so many."""
+    """The number of inputs this stage still wants, if it is limited."""
 
     def __init__(self, name: str, location: str, function: Any = None):
-        self.name = self.base = name
-        self.location = location
-        self.function = function
+        super().__init__(name, location, function)
         self._wants_context = function is not None and wants_context(function)
         self.out: deque[Packet] = deque()
-        self.received = 0
-        self.items = 0
-        self.busy = 0.0
         self.instance: Any = None
-        self.directory: Mapping[str, Actor[Any]] = {}
+        self.actors: Mapping[str, Actor[Any]] = {}
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
-        """Take one item; give the first output, if there is one."""
+        """Take one item; return the first output, if there is one."""
         raise NotImplementedError
 
     def flush(self) -> Packet | None:
@@ -80,22 +76,18 @@ class Stage(Stateful):
         return None
 
     def held(self) -> int:
-        """How many items wait here."""
+        """Outputs that wait here."""
         return len(self.out)
-
-    def bound(self) -> str:
-        """What limits the items held here, for the graph."""
-        return ""
 
     def call(self, value: Any, origin: Origin) -> Packet:
         """Call the function, with a context if it asks for one; its notes become part of the origin."""
         if not self._wants_context:
             return self.function(value), origin
-        context = Context(self.name, origin, self.instance, self.directory)
-        return self.function(value, context=context), context._origin
+        context = Context(self.name, origin, self.instance, self.actors)
+        return self.function(value, context=context), context.origin
 
     def state_dict(self) -> dict[str, Any]:
-        """Also the function's own state, if it offers one."""
+        """Also the function's own state, if it has one."""
         state = super().state_dict()
         if hasattr(self.function, "state_dict"):
             try:
@@ -105,7 +97,7 @@ class Stage(Stateful):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Also the function's own state, if it has one."""
         super().load_state_dict(state)
         if "function" in state:
             try:
@@ -114,24 +106,22 @@ class Stage(Stateful):
                 raise StateError(f"{self.name} ({self.location}) could not be loaded: {error!r}") from error
 
 
-class ForEach(Stage):
-    """One output an input."""
+class ForEachStage(Stage):
+    """One output per input."""
 
     kind = "for_each"
+    push = Stage.call
 
     def __init__(self, name: str, location: str, function: Callable[..., Any]):
         super().__init__(name, location, function)
-        self.plain = None if wants_context(function) else function
-
-    def push(self, value: Any, origin: Origin) -> Packet | None:
-        """Call the function with its context."""
-        return self.call(value, origin)
+        self.plain = None if self._wants_context else function
 
 
-class Filter(Stage):
+class FilterStage(Stage):
     """Keeps the items for which the function is true."""
 
     kind = "filter"
+    drops = True
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself, or nothing."""
@@ -139,7 +129,7 @@ class Filter(Stage):
         return (value, origin) if keep else None
 
 
-class Flatten(Stage):
+class FlattenStage(Stage):
     """The elements of each item, one by one."""
 
     kind = "flatten"
@@ -147,81 +137,68 @@ class Flatten(Stage):
     def push(self, value: Iterable[Any], origin: Origin) -> Packet | None:
         """Each element has the item's provenance; those of a `gather_sync` row have their own."""
         elements = list(value)
-        if isinstance(origin, Row) and len(origin.parts) == len(elements):
+        if isinstance(origin, RowOrigin) and len(origin.parts) == len(elements):
             self.out.extend(zip(elements, origin.parts, strict=True))
         else:
             self.out.extend((element, origin) for element in elements)
         return self.out.popleft() if self.out else None
 
 
-class Merging(Stage):
-    """A stage that makes one output of several inputs keeps their merged provenance until then."""
-
-    def __init__(self, name: str, location: str, function: Any = None):
-        super().__init__(name, location, function)
-        self._merger = Merger()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Also the provenance of the inputs since the last output."""
-        return {**super().state_dict(), "merger": self._merger.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict(state)
-        self._merger.load_state_dict(state["merger"])
-
-
-class Combine(Merging):
+class CombineStage(Stage):
     """Each item to a list, flattened; outputs carry the provenance of all inputs since the last one."""
 
     kind = "combine"
+    parts = ("merger",)
+
+    def __init__(self, name: str, location: str, function: Any):
+        super().__init__(name, location, function)
+        self.merger = Merger()
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
-        """Call the function; it may keep the item and give nothing."""
+        """Call the function; it may keep the item and return an empty list."""
         outputs, origin = self.call(value, origin)
-        self._merger.add(origin)
+        self.merger.add(origin)
         outputs = list(outputs)
         if not outputs:
             return None
-        provenance = self._merger.take()
+        provenance = self.merger.take()
         self.out.extend((output, provenance) for output in outputs)
         return self.out.popleft()
 
 
-class Batch(Merging):
+class BatchStage(Stage):
     """Lists of `size` items; the last may be shorter."""
 
     kind = "batch"
     saved = (*Stage.saved, "partial")
+    parts = ("merger",)
 
     def __init__(self, name: str, location: str, size: int):
         super().__init__(name, location)
         self.size = size
+        self.bound = f"batch of {size}"
         self.partial: list[Any] = []
+        self.merger = Merger()
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
-        """Collect; a full list goes on."""
+        """Collect the item; return the list when it is full."""
         self.partial.append(value)
-        self._merger.add(origin)
+        self.merger.add(origin)
         return self.flush() if len(self.partial) == self.size else None
 
     def flush(self) -> Packet | None:
-        """What is collected."""
+        """The list collected so far."""
         if not self.partial:
             return None
         batch, self.partial = self.partial, []
-        return batch, self._merger.take()
+        return batch, self.merger.take()
 
     def held(self) -> int:
         """Also the items of the list that is being filled."""
         return len(self.partial) + len(self.out)
 
-    def bound(self) -> str:
-        """The size of a list."""
-        return f"batch of {self.size}"
 
-
-class Take(Stage):
+class TakeStage(Stage):
     """The first `count` items, then the end."""
 
     kind = "take"
@@ -230,12 +207,9 @@ class Take(Stage):
     def __init__(self, name: str, location: str, count: int):
         super().__init__(name, location)
         self.count = self.left = count
+        self.bound = f"first {count}"
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
         """The item itself."""
         self.left = self.count - self.received
         return value, origin
-
-    def bound(self) -> str:
-        """How many it takes."""
-        return f"first {self.count}"

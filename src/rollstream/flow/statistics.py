@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any
 
-from rollstream.engine import Actor, ActorEvent
-from rollstream.engine.base import DRIVER
-from rollstream.flow.gather import Gather
-from rollstream.flow.node import Chain, Node
-from rollstream.flow.runtime import Flow
-from rollstream.flow.stages import Stage
-from rollstream.flow.via import Via
+from rollstream.engine import ActorEvent
 
 _EVENTS = 10
-"""How many deaths are shown; all are kept."""
+"""The number of deaths shown; all are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatistics:
-    """One operator so far: how much it did, and how long it worked and was waited for."""
+    """The counters of one operator."""
 
     name: str
     kind: str
     place: str
     """`driver`, or the actors it runs on."""
     copies: int
-    """On how many actors it runs."""
+    """The number of actors it runs on."""
     items: int
-    """Items it has given."""
+    """Items it has put out."""
     dropped: int
     """Items a `filter` did not let through."""
     lost: int
@@ -39,7 +31,7 @@ class NodeStatistics:
     waiting: float
     """Seconds the driver was blocked because this node had nothing ready."""
     queue: int
-    """Items that wait here, or were asked for and have not come yet."""
+    """Items that wait here, or were requested and have not come yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +65,23 @@ class Statistics:
         return max(there, key=lambda node: node.busy).name
 
     def share(self, node: NodeStatistics) -> float:
-        """The part of the time that a node worked, on average over its copies if they work side by side."""
+        """The fraction of the time that a node was busy, averaged over copies that run side by side."""
         copies = node.copies if self.concurrent else 1
         return node.busy / copies / self.elapsed if self.elapsed else 0.0
 
     def __str__(self) -> str:
         rows = [("node", "where", "items", "dropped", "lost", "busy", "share", "waited", "queue")]
-        for node in self.nodes:
-            rows.append(
-                (
-                    node.name + (" *" if node.name == self.bottleneck else ""),
-                    node.place,
-                    f"{node.items:,}",
-                    f"{node.dropped:,}" if node.dropped else "",
-                    f"{node.lost:,}" if node.lost else "",
-                    f"{node.busy:.3f} s",
-                    f"{self.share(node):.0%}",
-                    f"{node.waiting:.3f} s" if node.waiting else "",
-                    str(node.queue) if node.queue else "",
-                )
-            )
-        shown = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-        rows = [tuple(row[column] for column in shown) for row in rows] if len(rows) > 1 else rows
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        rows += [self._cells(node) for node in self.nodes]
+        columns = [
+            column for column in zip(*rows, strict=True) if any(column[1:]) or not self.nodes
+        ]  # a column that is empty throughout is left out
+        widths = [max(map(len, column)) for column in columns]
         lines = [
             "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.ljust(width) if index < 2 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
-            for row in rows
+            for row in zip(*columns, strict=True)
         ]
         lines.insert(1, "  ".join("─" * width for width in widths))
         events = [str(event) for event in self.events[-_EVENTS:]]
@@ -109,67 +89,15 @@ class Statistics:
             events.insert(0, f"... {more} earlier deaths")
         return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck", *events])
 
-
-def statistics_of(flow: Flow) -> Statistics:
-    """The counters of a flow as they are now; safe from any thread."""
-    end = flow.ended or time.perf_counter()
-    rows = [row for node in list(flow.nodes) for row in _rows(node)]
-    concurrent = flow.engine is not None and flow.engine.concurrent
-    events = () if flow.engine is None else tuple(flow.engine.events)
-    return Statistics(end - flow.started if flow.started else 0.0, tuple(rows), concurrent, events)
-
-
-def place_of(actors: list[Actor[Any]]) -> str:
-    """`worker[0..3]` for four workers, a name for one actor, names for a few of several kinds."""
-    names = [actor.name for actor in actors]
-    bases = {family(actor) for actor in actors}
-    indices = [actor.index for actor in actors]
-    if len(names) > 1 and len(bases) == 1 and indices == list(range(indices[0], indices[-1] + 1)):
-        return f"{bases.pop()}[{indices[0]}..{indices[-1]}]"
-    return ", ".join(names)
-
-
-def family(actor: Actor[Any]) -> str:
-    """The name that actors spawned together share."""
-    return actor.name.partition("[")[0]
-
-
-def _rows(node: Node) -> list[NodeStatistics]:
-    if isinstance(node, Chain):
-        return [_stage_row(stage) for stage in node.stages]
-    if isinstance(node, Gather):
-        return [*_shard_rows(node), _node_row(node, DRIVER, 1)]
-    if isinstance(node, Via):
-        return [_node_row(node, place_of(node.actors), len(node.actors))]
-    return [] if node.kind == "branch" else [_node_row(node, DRIVER, 1)]
-
-
-def _node_row(node: Node, place: str, copies: int) -> NodeStatistics:
-    return NodeStatistics(
-        node.name, node.kind, place, copies, node.items, 0, node.lost, node.busy, node.waiting, node.held()
-    )
-
-
-def _stage_row(stage: Stage) -> NodeStatistics:
-    dropped = stage.received - stage.items if stage.kind == "filter" else 0
-    return NodeStatistics(
-        stage.name, stage.kind, DRIVER, 1, stage.items, dropped, 0, stage.busy, 0.0, stage.held()
-    )
-
-
-def _shard_rows(gather: Gather) -> list[NodeStatistics]:
-    """Counters as the shards last reported them, summed."""
-    place, copies = place_of([port.actor for port in gather.ports]), len(gather.ports)
-    width = 2 + 4 * len(gather.plan.stages)
-    meters = [port.total() for port in gather.ports if port.meters]
-    total = [sum(column) for column in zip(*meters, strict=True)] or [0] * width
-    rows = [NodeStatistics(gather.plan.name, "source", place, copies, int(total[0]), 0, 0, total[1], 0.0, 0)]
-    for position, stage in enumerate(gather.plan.stages):
-        received, items, busy, held = total[2 + 4 * position : 6 + 4 * position]
-        dropped = int(received - items) if stage.kind == "filter" else 0
-        rows.append(
-            NodeStatistics(
-                stage.name, stage.kind, place, copies, int(items), dropped, 0, busy, 0.0, int(held)
-            )
+    def _cells(self, node: NodeStatistics) -> tuple[str, ...]:
+        return (
+            node.name + (" *" if node.name == self.bottleneck else ""),
+            node.place,
+            f"{node.items:,}",
+            f"{node.dropped:,}" if node.dropped else "",
+            f"{node.lost:,}" if node.lost else "",
+            f"{node.busy:.3f} s",
+            f"{self.share(node):.0%}",
+            f"{node.waiting:.3f} s" if node.waiting else "",
+            str(node.queue) if node.queue else "",
         )
-    return rows

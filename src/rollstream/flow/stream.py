@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar, overload
 
 from rollstream.engine import Actor
-from rollstream.flow.branches import Branch, Prefetch, Split
+from rollstream.flow import snapshot, stages
+from rollstream.flow.chain import Chain
 from rollstream.flow.checks import checked_actors, name_of, require_operator, require_whole
 from rollstream.flow.errors import PlanError, plan_line
 from rollstream.flow.gather import GatherAsync, GatherSync
-from rollstream.flow.node import Chain, Node, ancestors
+from rollstream.flow.node import Node
+from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Provenance
-from rollstream.flow.runtime import Flow, engine_for, engine_of, operators
+from rollstream.flow.runtime import Flow, engine_of, flow_of, require_one_engine
 from rollstream.flow.shard import ShardPlan
-from rollstream.flow.stages import Batch, Combine, Context, Filter, Flatten, ForEach, Stage, Take
-from rollstream.flow.statistics import Statistics, statistics_of
+from rollstream.flow.split import Split
+from rollstream.flow.stages import Context, Stage
+from rollstream.flow.statistics import Statistics
 from rollstream.flow.trace import Tracer
 from rollstream.flow.via import Via
 
@@ -36,13 +39,16 @@ class WithContext(Protocol[T_contra, U_co]):
         ...
 
 
+ItemFunction: TypeAlias = Callable[[T], U] | WithContext[T, U]
+
+
 class _Stream:
     """What both kinds share: a stream has one consumer."""
 
+    splitting = "a, b = stream.split(2)"
+
     def __init__(self) -> None:
         self._consumer: str | None = None
-
-    splitting = "a, b = stream.split(2)"
 
     def _consume(self, consumer: str) -> None:
         if self._consumer is not None:
@@ -54,7 +60,7 @@ class _Stream:
 
 
 class ParIter(_Stream, Generic[T_co]):
-    """A stream sharded over source actors; what is done to it runs on those actors.
+    """A stream sharded over source actors; its operators run on those actors.
 
     Gather it to get at its items: `gather_sync()` in rows, `gather_async()` as they come.
     """
@@ -66,30 +72,23 @@ class ParIter(_Stream, Generic[T_co]):
         self._actors = actors
         self._plan = plan
 
-    def for_each(
-        self, function: Callable[[T_co], U] | WithContext[T_co, U], *, name: str | None = None
-    ) -> ParIter[U]:
+    def for_each(self, function: ItemFunction[T_co, U], *, name: str | None = None) -> ParIter[U]:
         """Apply a function to every item, on the item's own actor.
 
         A callable object may keep state: each shard has its own copy of it. A function with a second
         parameter, called `context`, also gets the actor's instance, the provenance and its own name.
         """
-        return self._with(_stage(ForEach, function, name))
+        return self._with(_stage(stages.ForEachStage, function, name))
 
     @overload
     def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> ParIter[U]: ...
 
     @overload
-    def filter(
-        self,
-        function: Callable[[T_co], object] | WithContext[T_co, object],
-        *,
-        name: str | None = None,
-    ) -> ParIter[T_co]: ...
+    def filter(self, function: ItemFunction[T_co, object], *, name: str | None = None) -> ParIter[T_co]: ...
 
     def filter(self, function: Any, *, name: str | None = None) -> ParIter[Any]:
         """Keep the items for which the function is true."""
-        return self._with(_stage(Filter, function, name))
+        return self._with(_stage(stages.FilterStage, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> ParIter[list[T_co]]:
         """Lists of `size` items of one shard."""
@@ -97,24 +96,19 @@ class ParIter(_Stream, Generic[T_co]):
 
     def flatten(self: ParIter[Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """The elements of each item, one by one."""
-        return self._with(Flatten(name or "flatten", plan_line()))
+        return self._with(stages.FlattenStage(name or "flatten", plan_line()))
 
-    def combine(
-        self,
-        function: Callable[[T_co], Iterable[U]] | WithContext[T_co, Iterable[U]],
-        *,
-        name: str | None = None,
-    ) -> ParIter[U]:
-        """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
-        return self._with(_stage(Combine, function, name))
+    def combine(self, function: ItemFunction[T_co, Iterable[U]], *, name: str | None = None) -> ParIter[U]:
+        """Each item to a list, flattened. One that collects items returns `[]` until it has enough."""
+        return self._with(_stage(stages.CombineStage, function, name))
 
     def gather_sync(self, *, name: str | None = None) -> Iter[list[T_co]]:
-        """Rows of one item a shard. Between two rows no shard runs: a barrier."""
+        """Rows of one item per shard. Between two rows no shard runs: a barrier."""
         self._consume("gather_sync")
         return Iter(GatherSync(name or "gather_sync", plan_line(), self._actors, self._plan))
 
     def gather_async(self, num_async: int = 1, *, name: str | None = None) -> Iter[T_co]:
-        """Items as they come, at most `num_async` of each shard asked for and not yet handled."""
+        """Items as they come, at most `num_async` of each shard requested and not yet handled."""
         require_whole("num_async", num_async, 1)
         self._consume("gather_async")
         return Iter(GatherAsync(name or "gather_async", plan_line(), self._actors, self._plan, num_async))
@@ -133,11 +127,11 @@ class ParIter(_Stream, Generic[T_co]):
     __next__ = __iter__
 
     def __repr__(self) -> str:
-        return f"<ParIter {self._plan.name} on {len(self._actors)} actors>"
+        return f"<ParIter {self._plan.source.name} on {len(self._actors)} actors>"
 
 
 class Iter(_Stream, Generic[T_co]):
-    """One sequence of items; what is done to it runs where `next` is called. A plain Python iterator.
+    """One sequence of items; its operators run where `next` is called. A plain Python iterator.
 
     Nothing runs before the first `next`; closing it, or leaving its `with` block, stops the flow.
     """
@@ -145,34 +139,29 @@ class Iter(_Stream, Generic[T_co]):
     def __init__(self, node: Node):
         super().__init__()
         self._node = node
+        self._flow: Flow | None = None
+        """Set once this stream itself is iterated."""
         self._tracer: Tracer | None = None
 
     # Operators ---------------------------------------------------------------------------------
 
-    def for_each(
-        self, function: Callable[[T_co], U] | WithContext[T_co, U], *, name: str | None = None
-    ) -> Iter[U]:
+    def for_each(self, function: ItemFunction[T_co, U], *, name: str | None = None) -> Iter[U]:
         """Apply a function to every item.
 
         A function with a second parameter, called `context`, also gets the provenance, the actors the
         item comes from, and its own name.
         """
-        return self._with(_stage(ForEach, function, name))
+        return self._with(_stage(stages.ForEachStage, function, name))
 
     @overload
     def filter(self, function: Callable[[T_co], TypeGuard[U]], *, name: str | None = None) -> Iter[U]: ...
 
     @overload
-    def filter(
-        self,
-        function: Callable[[T_co], object] | WithContext[T_co, object],
-        *,
-        name: str | None = None,
-    ) -> Iter[T_co]: ...
+    def filter(self, function: ItemFunction[T_co, object], *, name: str | None = None) -> Iter[T_co]: ...
 
     def filter(self, function: Any, *, name: str | None = None) -> Iter[Any]:
         """Keep the items for which the function is true."""
-        return self._with(_stage(Filter, function, name))
+        return self._with(_stage(stages.FilterStage, function, name))
 
     def batch(self, size: int, *, name: str | None = None) -> Iter[list[T_co]]:
         """Lists of `size` items; the last one of a stream that ends may be shorter."""
@@ -180,21 +169,16 @@ class Iter(_Stream, Generic[T_co]):
 
     def flatten(self: Iter[Iterable[U]], *, name: str | None = None) -> Iter[U]:
         """The elements of each item, one by one."""
-        return self._with(Flatten(name or "flatten", plan_line()))
+        return self._with(stages.FlattenStage(name or "flatten", plan_line()))
 
-    def combine(
-        self,
-        function: Callable[[T_co], Iterable[U]] | WithContext[T_co, Iterable[U]],
-        *,
-        name: str | None = None,
-    ) -> Iter[U]:
-        """Each item to a list, flattened: an operator that keeps items until it has enough gives `[]`."""
-        return self._with(_stage(Combine, function, name))
+    def combine(self, function: ItemFunction[T_co, Iterable[U]], *, name: str | None = None) -> Iter[U]:
+        """Each item to a list, flattened. One that collects items returns `[]` until it has enough."""
+        return self._with(_stage(stages.CombineStage, function, name))
 
     def take(self, count: int, *, name: str | None = None) -> Iter[T_co]:
-        """The first `count` items, then the end; not one item more is asked for."""
+        """The first `count` items, then the end; not one item more is requested."""
         require_whole("take", count, 0)
-        return self._with(Take(name or "take", plan_line(), count))
+        return self._with(stages.TakeStage(name or "take", plan_line(), count))
 
     def zip_with_source(self, *, name: str | None = None) -> Iter[tuple[T_co, Provenance]]:
         """Each item with its provenance."""
@@ -229,7 +213,7 @@ class Iter(_Stream, Generic[T_co]):
     ) -> Iter[Any]:
         """Run a stage on one or several actors, `in_flight` items at a time, results in input order.
 
-        A method with a second parameter, called `context`, is given the provenance of its item.
+        A method with a second parameter, called `context`, gets the provenance of its item.
         """
         actors = checked_actors(actors, method)
         require_whole("in_flight", in_flight, 1)
@@ -237,7 +221,7 @@ class Iter(_Stream, Generic[T_co]):
         return self._into(Via(name, plan_line(), self._use("via"), actors, method, in_flight))
 
     def prefetch(self, count: int = 1, *, name: str | None = None) -> Iter[T_co]:
-        """Pull up to `count` items ahead without waiting for them: what is upstream goes on meanwhile."""
+        """Pull up to `count` items ahead without waiting for them, so that upstream nodes keep working."""
         require_whole("prefetch", count, 1)
         return self._into(Prefetch(name or "prefetch", plan_line(), self._use("prefetch"), count))
 
@@ -246,23 +230,23 @@ class Iter(_Stream, Generic[T_co]):
         require_whole("split", n, 2)
         require_whole("buffer", buffer, 1)
         split = Split(name or "split", plan_line(), self._use("split"), n, buffer)
-        return tuple(self._into(Branch(split, index)) for index in range(n))
+        return tuple(self._into(branch) for branch in split.branches)
 
     def _with(self, stage: Stage) -> Iter[Any]:
         node = self._use(stage.kind)
-        if isinstance(node, Chain):
-            node.stages.append(stage)
-            return self._into(node)
-        return self._into(Chain(node, [stage]))
+        if node.stages is None:
+            return self._into(Chain(node, [stage]))
+        node.stages.append(stage)
+        return self._into(node)
 
     def _use(self, consumer: str) -> Node:
-        if self._node.flow is not None:
+        if self._node.opened:
             raise PlanError(f"{consumer} at {plan_line()} comes too late: this stream is being iterated")
         self._consume(consumer)
         return self._node
 
     def _into(self, node: Node) -> Iter[Any]:
-        engine_of(node)
+        require_one_engine(node)
         stream: Iter[Any] = Iter(node)
         stream._tracer = self._tracer
         return stream
@@ -273,19 +257,19 @@ class Iter(_Stream, Generic[T_co]):
         return self
 
     def __next__(self) -> T_co:
-        flow = self._node.flow
-        if flow is None and self._node.stopped:
-            raise StopIteration
-        if flow is None or self._consumer is not _ITERATION:
+        flow = self._flow
+        if flow is None:
+            if self._node.stopped and not self._node.opened:
+                raise StopIteration
             flow = self._begin()
         return flow.advance(self._node)
 
     def close(self) -> None:
-        """Stop the flow. What is in flight is dropped; nothing more is asked for."""
-        if self._node.flow is None:
+        """Stop the flow. Items in flight are dropped; nothing more is requested."""
+        if (flow := flow_of(self._node)) is None:
             self._node.stopped = True
         else:
-            self._node.flow.close()
+            flow.close()
 
     def __enter__(self) -> Iter[T_co]:
         return self
@@ -295,64 +279,66 @@ class Iter(_Stream, Generic[T_co]):
 
     def statistics(self) -> Statistics:
         """A frozen snapshot of every node's counters; from any thread, while the flow runs."""
-        return Statistics(0.0, ()) if self._node.flow is None else statistics_of(self._node.flow)
+        flow = flow_of(self._node)
+        return Statistics(0.0, ()) if flow is None else flow.statistics()
 
     def trace(self, path: str | os.PathLike[str]) -> Iter[T_co]:
-        """Record the run from its start; the file is written when the flow ends. Opens in Perfetto."""
-        if self._node.flow is not None:
-            raise PlanError("call trace before the first item is asked for")
+        """Record the run from its start; the file is complete when the flow ends. Opens in Perfetto."""
+        if self._node.opened:
+            raise PlanError("call trace before the first item is requested")
         if not Path(path).parent.is_dir():
-            raise PlanError(f"trace({str(path)!r}): there is no such folder; make it first")
+            raise PlanError(f"trace({str(path)!r}): there is no such folder; create it first")
         self._tracer = Tracer(path)
         return self
 
     def state_dict(self, folder: Path | None = None) -> dict[str, Any]:
         """The state of the whole flow, between two items.
 
-        Operators, items in flight, and every actor that offers `state_dict`. Plain data, as far as the
-        items and the states they offer are.
+        Operators, items in flight, and every actor that has a `state_dict`. Plain data, as far as the
+        items and those states are.
 
         Args:
-            folder: where actors with large states, in other processes on this machine, write them to files
-                while the flow continues; wait for them with `finish_save`.
+            folder: Where actors with large states, in local processes of their own, write them in the
+                background while the flow continues; `wait_saved` waits for them.
         """
         return self._begin().state_dict(folder)
 
-    def finish_save(self) -> list[str]:
-        """Wait until actors have written their files; return what went wrong."""
-        return self._begin().finish_save()
+    def wait_saved(self) -> list[str]:
+        """Wait until actors have written the files of the last `state_dict`; what went wrong there."""
+        return snapshot.wait_saved(self._begin().engine)
 
     def load_state_dict(self, state: dict[str, Any], folder: Path | None = None) -> None:
-        """Restore a freshly built flow; `folder` is that of `state_dict`."""
+        """Restore a saved state in a freshly built flow; `folder` has the files that actors wrote."""
         self._begin().load_state_dict(state, folder)
 
     def _begin(self) -> Flow:
-        if self._consumer is not _ITERATION:
+        if self._flow is None:
             self._consume("iteration")
-            self._consumer = _ITERATION
-        if self._node.flow is None:
-            flow = next((node.flow for node in ancestors(self._node) if node.flow is not None), None)
-            flow = flow or Flow(engine_for(self._node), self._tracer)
+            flow = flow_of(self._node) or Flow(engine_of(self._node), self._tracer)
             try:
                 flow.add(self._node)
             except BaseException:
                 flow.close()
                 raise
-        assert self._node.flow is not None
-        return self._node.flow
+            self._flow = flow
+        return self._flow
 
     def __repr__(self) -> str:
-        return f"<Iter {operators(self._node)[-1].name}>"
+        return f"<Iter {self._node.last_operator().name}>"
 
 
-_ITERATION = "iteration"
+def require_iter(what: str, stream: Any) -> None:
+    """Refuse anything but an `Iter`."""
+    if not isinstance(stream, Iter):
+        fix = "gather it first" if isinstance(stream, ParIter) else "make one with flow.from_iterable"
+        raise PlanError(f"{what} takes Iter streams, but {stream!r} is not one; {fix}")
 
 
-def _batch(size: int, name: str | None) -> Batch:
+def _batch(size: int, name: str | None) -> Stage:
     require_whole("batch", size, 1)
-    return Batch(name or "batch", plan_line(), size)
+    return stages.BatchStage(name or "batch", plan_line(), size)
 
 
-def _stage(kind: type[ForEach | Filter | Combine], function: Any, name: str | None) -> Stage:
+def _stage(kind: type[Stage], function: Any, name: str | None) -> Stage:
     require_operator(function, kind.kind)
     return kind(name_of(function, name, kind.kind), plan_line(), function)

@@ -7,15 +7,19 @@ import json
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+TimeSpan: TypeAlias = tuple[str, float, float]
+"""An operator's name, and when it began and ended to handle one item."""
+Recorder: TypeAlias = Callable[[TimeSpan], None]
 _CHUNK = 1000
 """Events kept in memory before they are written."""
 
 
 class Tracer:
-    """Writes spans and arrows as Chrome trace events; the file has its name once it is whole."""
+    """Writes spans and arrows as Chrome trace events; a complete file replaces the partial one."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -28,9 +32,9 @@ class Tracer:
         self._lock = threading.Lock()  # messages are recorded by the threads that handle them
         self._finished: dict[tuple[str, str], list[float]] = {}
 
-    def span(self, place: str | None, name: str, start: float, end: float) -> None:
-        """One operator on one item; the driver's place is `None`."""
-        self._add(place or "driver", name, "operator", start, end)
+    def span(self, span: TimeSpan, place: str = "driver") -> None:
+        """One operator on one item."""
+        self._add(place, span[0], "operator", span[1], span[2])
 
     def message(
         self, label: str, sender: str, receiver: str, posted: float, start: float, end: float
@@ -41,16 +45,16 @@ class Tracer:
         self._finished.setdefault((label, receiver), []).append(end)
 
     def reply(self, label: str, receiver: str, time: float) -> None:
-        """A reply the flow took in: an arrow back from the actor."""
+        """One reply that reached its node: an arrow back from the actor."""
         if ends := self._finished.get((label, receiver)):
             self._arrow(f"{label} reply", (receiver, ends.pop(0)), ("driver", time))
 
     def write(self) -> None:
-        """Write what is left, and give the file its name."""
+        """Write the remaining events and complete the file."""
         for place, track in self._tracks.items():
             for key, value in (("name", place), ("sort_index", track)):
-                about = {"ph": "M", "pid": 1, "tid": track, "name": f"thread_{key}", "args": {key: value}}
-                self._events.append(about)
+                event = {"ph": "M", "pid": 1, "tid": track, "name": f"thread_{key}", "args": {key: value}}
+                self._events.append(event)
         self._flush()
         if self._broken is not None:
             warnings.warn(f"no trace was written to {self.path}: {self._broken}", stacklevel=2)
@@ -68,7 +72,7 @@ class Tracer:
             with self._partial.open("a" if self._written else "w") as file:
                 file.write(begin + ",\n".join(json.dumps(event) for event in events))
             self._written += len(events)
-        except OSError as error:  # a run does not end for want of its trace
+        except OSError as error:  # a run does not fail because its trace does
             self._broken = error
 
     def _add(self, place: str, name: str, category: str, start: float, end: float) -> None:

@@ -1,19 +1,140 @@
-"""Where streams meet: the unions, and the rate limiter between two streams."""
+"""Joining streams: `union` by integer credits, `union_async` as items are ready."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from rollstream.flow.branches import Split, Union, UnionAsync
 from rollstream.flow.checks import require_whole
 from rollstream.flow.errors import PlanError, plan_line
-from rollstream.flow.limiter import Limit, RatioLimiter
-from rollstream.flow.node import Node, ancestors
-from rollstream.flow.stream import Iter, ParIter
+from rollstream.flow.node import END, Node, Pulled, ancestors
+from rollstream.flow.operator import Packet
+from rollstream.flow.stream import Iter, require_iter
 
 T = TypeVar("T")
-U = TypeVar("U")
+
+
+class UnionNode(Node):
+    """What both unions share: upstream nodes, of which only those in `output` put out their items."""
+
+    saved = (*Node.saved, "over")
+
+    def __init__(self, name: str, location: str, upstreams: Sequence[Node], output: Sequence[int]):
+        super().__init__(name, location, upstreams)
+        self.output = frozenset(output)
+        self.bound = "" if len(self.output) == len(upstreams) else f"output={sorted(self.output)}"
+        self.over = [False] * len(self.upstreams)
+        self._served: int | None = None
+
+    def pull(self) -> Pulled:
+        """The next output; the end comes with that of the last stream in `output`."""
+        if all(self.over[i] for i in self.output):
+            self.stop()
+            return END
+        served, self._served = self._served, None
+        if served is not None:  # its consumer is back: it works while we look at the others
+            self.upstreams[served].start(rows=self.asynchronous)  # an asynchronous edge ends a barrier
+        return self._pull()
+
+    def _pull(self) -> Pulled:
+        raise NotImplementedError
+
+    def _give(self, index: int, packet: Packet) -> Packet | None:
+        """An item of a stream, if its items are put out."""
+        self._served = index
+        self.items += 1
+        self.flow.progress += 1
+        return packet if index in self.output else None
+
+
+class Union(UnionNode):
+    """Items of several streams by integer credits: `weights[i]` from stream i, then the next stream."""
+
+    kind = "union"
+    saved = (*UnionNode.saved, "turn", "credit")
+
+    def __init__(self, *args: Any, weights: list[int]):
+        super().__init__(*args)
+        self.weights = weights
+        self.bound = f"weights={weights}" + (f", {self.bound}" if self.bound else "")
+        self.turn = 0
+        self.credit = self.weights[0]
+
+    def _pull(self) -> Pulled:
+        """A stream that has ended is skipped; one that cannot run yet forfeits its turn."""
+        flow, forfeited = self.flow, 0
+        while not all(self.over[i] for i in self.output):
+            turn, mark = self.turn, flow.progress
+            if self.over[turn]:
+                self._next_turn()
+                continue
+            packet = self.upstreams[turn].pull()
+            if packet is END:
+                self.over[turn] = True
+            elif packet is not None:
+                self.credit -= 1
+                if self.credit == 0:
+                    self._next_turn()
+                return self._give(turn, packet)
+            elif flow.progress == mark:
+                if not flow.stalled():
+                    return None
+                if flow.progress != mark:
+                    continue
+                self._next_turn()
+                forfeited += 1
+                if forfeited >= self.over.count(False):  # it is the first one's turn again
+                    return None
+        self.stop()
+        return END
+
+    def start(self, *, rows: bool = True) -> None:
+        """Only the stream whose turn it is."""
+        if not self.over[self.turn]:
+            self.upstreams[self.turn].start(rows=rows)
+
+    def _next_turn(self) -> None:
+        self.turn = (self.turn + 1) % len(self.upstreams)
+        self.credit = self.weights[self.turn]
+
+
+class UnionAsync(UnionNode):
+    """Whatever is ready of several streams, in turn; of a split's branches the larger backlog first."""
+
+    kind = "union_async"
+    asynchronous = True
+    saved = (*UnionNode.saved, "last")
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.last = len(self.upstreams) - 1
+        self._branches = [[node for node in ancestors(up) if node.shared] for up in self.upstreams]
+
+    def _pull(self) -> Pulled:
+        for index in self._order():
+            packet = self.upstreams[index].pull()
+            if packet is END:
+                self.over[index] = True
+                self.flow.progress += 1
+            elif packet is not None:
+                self.last = index
+                return self._give(index, packet)
+        return None
+
+    def _order(self) -> list[int]:
+        """The streams to try: the one after the last served first, but a larger backlog before a smaller."""
+        count = len(self.upstreams)
+        order = [(self.last + 1 + i) % count for i in range(count)]
+        order = [index for index in order if not self.over[index]]
+        if any(self._branches):
+            order.sort(key=lambda index: -max((b.held() for b in self._branches[index]), default=0))
+        return order
+
+    def start(self, *, rows: bool = True) -> None:
+        """Every stream that has not ended."""
+        for index, upstream in enumerate(self.upstreams):
+            if not self.over[index]:
+                upstream.start(rows=rows)
 
 
 def union(
@@ -25,19 +146,17 @@ def union(
 ) -> Iter[T]:
     """Take `weights[i]` items from stream i, then the next stream's turn: exact and deterministic.
 
-    `output` lists the streams whose items are given; the others run and their items end here. A stream
-    that has ended is skipped, one that cannot run yet forfeits its turn. Ends with its outputs.
+    `output` lists the streams whose items are put out; the others run too, and their items end here. A
+    stream that has ended is skipped, one that cannot run yet forfeits its turn. Ends with its outputs.
     """
     weights = [1] * len(iters) if weights is None else list(weights)
     if len(weights) != len(iters):
-        raise PlanError(f"{len(weights)} weights for {len(iters)} streams; give one weight a stream")
+        raise PlanError(f"{len(weights)} weights for {len(iters)} streams; give one weight per stream")
     for weight in weights:
         require_whole("weights", weight, 1)
-    nodes = _meet("union", iters, output)
-    _refuse_shared_splits(nodes)
-    _refuse_limiters(nodes)
-    node = Union(name or "union", plan_line(), nodes, weights, _outputs(iters, output))
-    return _joined(iters, node)
+    nodes, output = _upstreams("union", iters, output)
+    _refuse_coupled(nodes)
+    return _joined(iters, Union(name or "union", plan_line(), nodes, output, weights=weights))
 
 
 def union_async(
@@ -45,47 +164,15 @@ def union_async(
 ) -> Iter[T]:
     """Take whatever is ready, in turn; of a split's branches, the one with the larger backlog first.
 
-    `output` lists the streams whose items are given; the others run and their items end here.
+    `output` lists the streams whose items are put out; the others run too, and their items end here.
     """
-    nodes = _meet("union_async", iters, output)
-    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, _outputs(iters, output)))
+    nodes, output = _upstreams("union_async", iters, output)
+    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, output))
 
 
-def limit_ratio(
-    inserts: Iter[T],
-    samples: Iter[U],
-    samples_per_insert: float,
-    *,
-    min_size: int = 1,
-    error_buffer: float | None = None,
-    name: str | None = None,
-) -> tuple[Iter[T], Iter[U]]:
-    """Couple two streams: so many items of the second for each of the first, within `error_buffer` items.
-
-    No sample is asked for before `min_size` inserts have passed. Put it right behind the gathers, so that
-    it is their requests that are admitted or withheld. When one stream ends, the other ends where the
-    ratio stops it. See `RatioLimiter` for the inequalities.
-    """
-    _require_iter("limit_ratio", inserts)
-    _require_iter("limit_ratio", samples)
-    require_whole("min_size", min_size, 1)
-    least = max(1.0, samples_per_insert)
-    error_buffer = least if error_buffer is None else error_buffer
-    if samples_per_insert <= 0:
-        raise PlanError(f"samples_per_insert={samples_per_insert}: it has to be positive")
-    if error_buffer < least:
-        raise PlanError(
-            f"error_buffer={error_buffer} is too small to admit anything; give at least {least:g}"
-        )
-    limiter = RatioLimiter(samples_per_insert, min_size, error_buffer)
-    name = name or "limit_ratio"
-    left = Limit(f"{name}.inserts", plan_line(), inserts._use("limit_ratio"), limiter, inserts=True)
-    right = Limit(f"{name}.samples", plan_line(), samples._use("limit_ratio"), limiter, inserts=False)
-    left.partner, right.partner = right, left
-    return inserts._into(left), samples._into(right)
-
-
-def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> list[Node]:
+def _upstreams(
+    kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None
+) -> tuple[list[Node], Sequence[int]]:
     if not iters:
         raise PlanError(f"{kind} needs at least one stream")
     if output is not None and (not output or not all(0 <= index < len(iters) for index in output)):
@@ -93,8 +180,8 @@ def _meet(kind: str, iters: Sequence[Iter[Any]], output: Sequence[int] | None) -
             f"output={list(output)}: give indices of streams, 0 to {len(iters) - 1}, at least one"
         )
     for stream in iters:
-        _require_iter(kind, stream)
-    return [stream._use(kind) for stream in iters]
+        require_iter(kind, stream)
+    return [stream._use(kind) for stream in iters], range(len(iters)) if output is None else output
 
 
 def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
@@ -103,36 +190,22 @@ def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
     return stream
 
 
-def _outputs(iters: Sequence[Iter[Any]], output: Sequence[int] | None) -> Sequence[int]:
-    return range(len(iters)) if output is None else output
-
-
-def _refuse_shared_splits(nodes: Sequence[Node]) -> None:
-    seen: set[int] = set()
+def _refuse_coupled(nodes: Sequence[Node]) -> None:
+    """Credits cannot join streams that a split or a rate limiter couples already."""
+    seen: set[Node] = set()
+    coupled: set[Node | None] = set()
     for node in nodes:
-        splits = {id(n): n for n in ancestors(node) if isinstance(n, Split)}
-        if shared := seen & set(splits):
-            split = splits[shared.pop()]
+        above = ancestors(node)
+        if shared := [own for own in above if own in seen]:
+            split = shared[-1]
             raise PlanError(
                 f"a union with weights over branches of one split ({split.name} at {split.location}) could "
                 f"block itself; join them by union_async"
             )
-        seen |= set(splits)
-
-
-def _refuse_limiters(nodes: Sequence[Node]) -> None:
-    seen: set[int] = set()
-    for node in nodes:
-        limiters = {id(n.limiter) for n in ancestors(node) if isinstance(n, Limit)}
-        if seen & limiters:
+        if any(own in coupled or own.coupled in seen for own in above):
             raise PlanError(
                 "these streams are coupled by a rate limiter and by the union's weights; "
                 "keep one of them: join them by union_async, or leave out limit_ratio"
             )
-        seen |= limiters
-
-
-def _require_iter(what: str, stream: Any) -> None:
-    if not isinstance(stream, Iter):
-        fix = "gather it first" if isinstance(stream, ParIter) else "make one with flow.from_iterable"
-        raise PlanError(f"{what} takes Iter streams, and {stream!r} is none; {fix}")
+        seen.update(above)
+        coupled.update(own.coupled for own in above)

@@ -68,7 +68,7 @@ class CheckpointWriter:
         with named_errors(self._path):
             self.partial.mkdir(parents=True)
 
-    def write(self, state: Any, weights: Mapping[str, Any], external_files: Iterable[str] = ()) -> None:
+    def write(self, state: Any, weights: Mapping[str, Any], actor_files: Iterable[str] = ()) -> None:
         """Write state and weights; actors write the external files."""
         structure, arrays = encode_state(state)
         weight_structure, weight_arrays = encode_state(dict(weights))
@@ -80,7 +80,7 @@ class CheckpointWriter:
                 "arrays.safetensors": write_arrays(self.partial / "arrays.safetensors", arrays),
                 "weights.safetensors": write_arrays(self.partial / "weights.safetensors", weight_arrays),
             }
-        self._external = [self.partial / name for name in external_files]
+        self._external = [self.partial / name for name in actor_files]
         self._manifest = {
             "format": _FORMAT,
             "step": self.step,

@@ -12,7 +12,7 @@ from rollstream.algos import supporting
 from rollstream.engine import ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
-from rollstream.flow.shard import external_files
+from rollstream.flow.snapshot import actor_files
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
@@ -274,7 +274,7 @@ class TrainingLoop:
             state = plan.state_dict(folder=writer.partial)
             self._warn_of_unsaved_environments(state["actors"])
             weights = workers.learner.get_weights()
-            writer.write({"plan": state} | progress, weights, external_files(state))
+            writer.write({"plan": state} | progress, weights, actor_files(state))
         self._pending = writer
         if writer.is_complete:
             self._commit(plan)
@@ -295,7 +295,7 @@ class TrainingLoop:
         if writer is None or self._folder is None:
             return None
         with writer:
-            problems = plan.finish_save()
+            problems = plan.wait_saved()
             if writer.is_complete:
                 writer.commit(self._run_config.checkpoints.keep)
                 remove_before(self._folder / "best", oldest_step(self._folder / "checkpoints"))

@@ -11,9 +11,7 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import TypeAlias
 
-from rollstream.flow.drawing import FLOW, PINK, where
-from rollstream.flow.graph import Graph, GraphEdge, GraphNode
-from rollstream.flow.statistics import DRIVER
+from rollstream.drawing.graph import PINK, GraphData, GraphEdge, GraphNode
 
 NAME, DETAIL, LEADING = 13.0, 10.5, 15.0
 """The sizes of the two fonts, and from line to line."""
@@ -39,15 +37,8 @@ Path: TypeAlias = list[complex]
 Arrows: TypeAlias = list[tuple[GraphEdge, Path]]
 
 
-def svg(graph: Graph) -> str:
-    """The graph as a picture that needs nothing else: boxes from left to right, and arrows between them.
-
-    Args:
-        graph: The graph to draw.
-
-    Returns:
-        The text of an SVG file.
-    """
+def svg(graph: GraphData) -> str:
+    """The graph as a self-contained SVG file: boxes from left to right, and arrows between them."""
     pitch = max(_size(node)[1] for node in graph.nodes) + SPACE
     columns = _columns(graph)
     chains = _chains(graph, columns)
@@ -62,23 +53,19 @@ def svg(graph: Graph) -> str:
 # Where the boxes stand ---------------------------------------------------------------------------
 
 
-def _flow(graph: Graph) -> list[GraphEdge]:
-    return [edge for edge in graph.edges if edge.kind in FLOW]
-
-
-def _columns(graph: Graph) -> dict[Spot, int]:
+def _columns(graph: GraphData) -> dict[Spot, int]:
     """The column of each operator: the longest way to it from a source."""
     columns: dict[Spot, int] = {}
     for node in (node for node in graph.nodes if node.kind != "actor"):
-        before = [columns[edge.source] for edge in _flow(graph) if edge.target == node.name]
+        before = [columns[edge.source] for edge in graph.streams if edge.target == node.name]
         columns[node.name] = max(before, default=-1) + 1
     return columns
 
 
-def _chains(graph: Graph, columns: dict[Spot, int]) -> list[list[Spot]]:
+def _chains(graph: GraphData, columns: dict[Spot, int]) -> list[list[Spot]]:
     """The spots of each stream, with those where it passes a column: it needs room there like a box."""
     chains: list[list[Spot]] = []
-    for index, edge in enumerate(_flow(graph)):
+    for index, edge in enumerate(graph.streams):
         passed = range(columns[edge.source] + 1, columns[edge.target])
         columns |= {(index, column): column for column in passed}
         chains.append([edge.source, *((index, column) for column in passed), edge.target])
@@ -111,7 +98,7 @@ def _spread(wanted: dict[Spot, float], pitch: float) -> dict[Spot, float]:
     return {spot: starts[index] + pitch * index for index, spot in enumerate(order)}
 
 
-def _add_actors(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, float], pitch: float) -> None:
+def _add_actors(graph: GraphData, columns: dict[Spot, int], heights: dict[Spot, float], pitch: float) -> None:
     """Actors that only get messages stand in the column of a sender, on its outer side."""
     for node in (node for node in graph.nodes if node.kind == "actor"):
         sender = next(edge.source for edge in graph.edges if edge.target == node.name)
@@ -121,9 +108,8 @@ def _add_actors(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, floa
         heights[node.name] = min(taken) - pitch if above else max(taken) + pitch
 
 
-def _boxes(graph: Graph, columns: dict[Spot, int], heights: dict[Spot, float]) -> dict[str, Area]:
-    boxes: dict[str, Area] = {}
-    left = 0.0
+def _boxes(graph: GraphData, columns: dict[Spot, int], heights: dict[Spot, float]) -> dict[str, Area]:
+    boxes, left = {}, 0.0
     for column in range(max(columns.values()) + 1):
         inside = [node for node in graph.nodes if columns[node.name] == column]
         right = left + max(_size(node)[0] for node in inside)
@@ -141,7 +127,7 @@ def _size(node: GraphNode) -> tuple[float, float]:
 
 
 def _lines(node: GraphNode) -> list[str]:
-    place = "" if node.kind == "actor" else where(node)
+    place = "" if node.kind == "actor" else node.where
     return [node.name, *textwrap.wrap(place, 24), *textwrap.wrap(node.bound, 20)]
 
 
@@ -171,7 +157,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def _streams(
-    graph: Graph,
+    graph: GraphData,
     columns: dict[Spot, int],
     chains: list[list[Spot]],
     heights: dict[Spot, float],
@@ -187,7 +173,7 @@ def _streams(
         path[0] += _offset(chain, [other for other in outward if other[0] == chain[0]])
         path[-1] += _offset(chain, [other for other in inward if other[-1] == chain[-1]])
         paths.append(path)
-    return list(zip(_flow(graph), paths, strict=True))
+    return list(zip(graph.streams, paths, strict=True))
 
 
 def _offset(chain: list[Spot], chains: Sequence[list[Spot]]) -> complex:
@@ -196,9 +182,9 @@ def _offset(chain: list[Spot], chains: Sequence[list[Spot]]) -> complex:
     return 1.5j * STEP * (index - (len(chains) - 1) / 2)
 
 
-def _routes(graph: Graph, boxes: dict[str, Area], streams: Arrows) -> Arrows:
+def _routes(graph: GraphData, boxes: dict[str, Area], streams: Arrows) -> Arrows:
     """Messages and couplings, short ones first: over, under or between the boxes, where it costs least."""
-    edges = [edge for edge in graph.edges if edge.kind not in FLOW]
+    edges = [edge for edge in graph.edges if not edge.is_stream]
     edges.sort(key=lambda edge: abs(boxes[edge.source][0] - boxes[edge.target][0]))
     obstacles = [(_grown(box, STEP), 50.0) for box in boxes.values()]
     obstacles += [(_grown(area, STEP / 2), 3.0) for _, path in streams for area in _areas(path)]
@@ -249,8 +235,7 @@ def _side(box: Area, y: float) -> float:
 
 
 def _cheapest(ways: Iterator[Path], obstacles: Sequence[tuple[Area, float]]) -> Path:
-    best: Path = []
-    least = math.inf
+    best, least = [], math.inf
     for way in ways:
         if (cost := _cost(way, obstacles, least)) < least:
             best, least = way, cost
@@ -285,7 +270,7 @@ def _grown(area: Area, by: float) -> Area:
 # Drawing -----------------------------------------------------------------------------------------
 
 
-def _page(graph: Graph, boxes: dict[str, Area], arrows: Arrows) -> str:
+def _page(graph: GraphData, boxes: dict[str, Area], arrows: Arrows) -> str:
     areas = [*boxes.values(), *(area for _, path in arrows for area in _areas(path))]
     left, top = min(area[0] for area in areas) - MARGIN, min(area[1] for area in areas) - MARGIN
     right, bottom = max(area[2] for area in areas), max(area[3] for area in areas) + MARGIN + STEP
@@ -297,7 +282,7 @@ def _page(graph: Graph, boxes: dict[str, Area], arrows: Arrows) -> str:
         f'     viewBox="{left:.1f} {top:.1f} {width:.1f} {height:.1f}" font-family="{FONT}">',
         f"<title>Dataflow of {escape(', '.join(node.name for node in graph.nodes))}</title>",
         f'<rect class="background" x="{left:.1f}" y="{top:.1f}" {size} rx="10" fill="{WHITE}"/>',
-        *((_stream if edge.kind in FLOW else _route)(edge.kind, path) for edge, path in arrows),
+        *((_stream if edge.is_stream else _route)(edge.kind, path) for edge, path in arrows),
         *(_box(node, boxes[node.name]) for node in graph.nodes),
         *legend,
         "</svg>",
@@ -320,7 +305,7 @@ def _cards(node: GraphNode, area: Area, group: str) -> Iterator[str]:
     """One card, or a stack of two or three, from the back to the front."""
     left, top, right, bottom = area[0], area[1] + _stack(node), area[2] - _stack(node), area[3]
     size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
-    look = f'fill="{WHITE}" stroke="{INK}"' if node.place == DRIVER else f'fill="{PALE}" stroke="{BLUE}"'
+    look = f'fill="{WHITE}" stroke="{INK}"' if node.on_driver else f'fill="{PALE}" stroke="{BLUE}"'
     radius = (bottom - top) / (2 if node.kind == "actor" else 8)
     for card in reversed(range(min(node.copies, 3))):
         corner = f'x="{left + CARD * card:.1f}" y="{top - CARD * card:.1f}"'
@@ -373,7 +358,7 @@ def _arrow(kind: str, group: str, line: str, heads: str) -> str:
     return f'<g class="{group} {kind}">{shaft}<path d="{heads}" fill="{colour}"/></g>'
 
 
-def _legend(graph: Graph, x: float, y: float) -> tuple[list[str], float]:
+def _legend(graph: GraphData, x: float, y: float) -> tuple[list[str], float]:
     """A sample and a word for each kind of arrow that occurs, and for stacks; and where this ends."""
     kinds = [kind for kind in LOOKS if any(edge.kind == kind for edge in graph.edges)]
     stacks = [node for node in graph.nodes if node.copies > 1]

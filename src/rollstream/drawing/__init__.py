@@ -1,0 +1,1 @@
+"""Pictures of graphs: as text for a terminal, as a Mermaid flowchart, as SVG."""
