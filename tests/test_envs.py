@@ -376,7 +376,7 @@ def test_observations_of_every_space_are_recorded_as_shown(kind: str) -> None:
         for t in range(6):
             assert_same(take(batch["observation"], (t, i)), shown[t])
     policy: Any = worker.policy
-    evaluate = jax.jit(policy.evaluate)
+    evaluate = jax.jit(policy.evaluate_actions)
     log_prob, entropy, value = evaluate(worker.weights, batch["observation"], batch["action"])
     assert log_prob.shape == entropy.shape == value.shape == (6, 2)
     assert np.isfinite(value).all()

@@ -236,16 +236,16 @@ def test_the_same_seed_and_number_draw_the_same() -> None:
     assert len({tuple(drawn(number, seed)) for number in (0, 1) for seed in (1, 2)}) == 4
 
 
-def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> None:
+def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> None:
     buffer = buffer_of(priority_exponent=1.0, batch_size=4000)
     buffer.insert(chunk(np.arange(10)))
     samples = buffer.sample()
     assert samples is not None
     keys, first = np.unique(samples.keys, return_index=True)
     value = samples.columns["reward"][first, 0]
-    surprise = np.where(value == 3, 9.0, 1.0)
-    surprise[value == 5] = 0
-    report = {"surprise": (keys, surprise), "train/loss": 1.0}
+    td_error = np.where(value == 3, 9.0, 1.0)
+    td_error[value == 5] = 0
+    report = {"td_error": (keys, td_error), "train/loss": 1.0}
     context = Context("update", ("buffer", "sample", 0), None, {})
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()
@@ -256,7 +256,7 @@ def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> N
     probabilities = again.columns["relative_probability"] * again.min_probability
     np.testing.assert_allclose(probabilities[again.columns["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
     assert buffer.table.sampler.total_weight == pytest.approx(17, abs=1e-4)
-    assert buffer.table.sampler.total_weight > 17  # what surprised nobody has a chance
+    assert buffer.table.sampler.total_weight > 17  # an item without any error has a chance
 
 
 def test_targets_are_renewed_every_so_many_updates() -> None:
@@ -556,7 +556,7 @@ def test_a_queue_counts_items_not_steps() -> None:
         assert shards.info()[0].size == 0
 
 
-def test_surprises_of_an_earlier_life_are_not_taken_for_those_of_this_one() -> None:
+def test_priorities_of_an_earlier_incarnation_are_ignored() -> None:
     make = partial(buffer_of, priority_exponent=1.0)
     shards = [
         ReplayShard(lambda _: make(), context=ActorContext("replay", 0, 1, restarts)) for restarts in (0, 1)
