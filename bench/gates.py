@@ -1,10 +1,11 @@
-"""Learning gates: what each algorithm is to reach, how far it got with every seed, and the command for it.
+"""Learning gates: the return each algorithm has to reach, the results of every seed, and the command.
 
-    python bench/gates.py                      # all of them, about half an hour on two cores
-    python bench/gates.py ppo a2c              # of some algorithms
+    python bench/gates.py                      # all gates, about half an hour on two cores
+    python bench/gates.py ppo a2c              # some algorithms
     python bench/gates.py --write docs/results.md
 
-A gate is passed if enough seeds reach the return with 100 evaluation episodes of the likeliest actions.
+A gate passes if enough seeds reach the return, as a mean over 100 evaluation episodes with deterministic
+actions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import rollstream as rs
 
 @dataclass(frozen=True)
 class Gate:
-    """So many of so many seeds reach a return after so many steps."""
+    """`needed` of `seeds` seeds have to reach the return `at_least` after `steps` environment steps."""
 
     algorithm: str
     environment: str
@@ -32,16 +33,16 @@ class Gate:
     needed: int
     workers: int = 0
     evaluate_every: int | None = None
-    """If given, the best of the policies that were evaluated so often counts, in episodes of their own."""
+    """If given, the best policy of these evaluations counts, evaluated again in fresh episodes."""
     episodes: int = 100
 
     @property
     def command(self) -> str:
-        """What to type for one seed."""
+        """The command for one seed."""
         task = f"{self.algorithm} --env {self.environment} --steps {self.steps} --seed 1"
         workers = f" --workers {self.workers}" if self.workers else ""
-        often = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
-        return f"rollstream train {task}{workers}{often}"
+        evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
+        return f"rollstream train {task}{workers}{evaluate}"
 
 
 GATES = (
@@ -60,7 +61,7 @@ GATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What the seeds of a gate came to."""
+    """Mean returns and seconds of every seed."""
 
     gate: Gate
     returns: tuple[float, ...]
@@ -68,10 +69,10 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return sum(one >= self.gate.at_least for one in self.returns) >= self.gate.needed
+        return sum(value >= self.gate.at_least for value in self.returns) >= self.gate.needed
 
 
-def tried(gate: Gate) -> Result:
+def run_gate(gate: Gate) -> Result:
     returns, seconds = [], []
     for seed in range(1, gate.seeds + 1):
         start = time.perf_counter()
@@ -100,13 +101,13 @@ def tried(gate: Gate) -> Result:
 def table(results: list[Result]) -> str:
     """A table in Markdown."""
     lines = [
-        "| algorithm | environment | steps | gate | every seed | passed | seconds a seed |",
+        "| algorithm | environment | steps | gate | every seed | passed | seconds per seed |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         gate = result.gate
         workers = f", {gate.workers} process workers" if gate.workers else ""
-        reached = ", ".join(f"{one:.1f}" for one in result.returns)
+        reached = ", ".join(f"{value:.1f}" for value in result.returns)
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
@@ -120,15 +121,15 @@ def page(results: list[Result]) -> str:
     commands = "\n".join(dict.fromkeys(result.gate.command for result in results))
     return f"""# Results
 
-Mean return over 100 evaluation episodes, of the likeliest actions, after training; one figure a seed
-(1, 2, ...). Of algorithms that learn from replay: over 200 fresh episodes, of the best policy that was found
-by evaluating now and then. Seconds include compilation and evaluation, on two cores of a shared machine.
-`make gates` makes this page.
+Mean return over 100 evaluation episodes with deterministic actions after training, one value per seed
+(1, 2, ...). For off-policy algorithms: over 200 fresh episodes of the best policy found by evaluating during
+training. Seconds include compilation and evaluation, on two cores of a shared machine. `make gates` writes
+this page.
 
 {table(results)}
 
-The settings are those that come with the package (`src/rollstream/training/tuned.toml`), else the defaults of
-the algorithm. For one seed:
+Hyperparameters are the tuned ones (`src/rollstream/training/tuned.toml`), or else the defaults of the
+algorithm. The commands for one seed:
 
 ```sh
 {commands}
@@ -137,11 +138,11 @@ the algorithm. For one seed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Does everything learn what it is to learn?")
-    parser.add_argument("algorithms", nargs="*", help="some only")
-    parser.add_argument("--environment", help="one only")
-    parser.add_argument("--write", type=Path, help="write the page to this file")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser = argparse.ArgumentParser(description="Run the learning gates.")
+    parser.add_argument("algorithms", nargs="*", help="run only these algorithms (default: all)")
+    parser.add_argument("--environment", help="run only this environment")
+    parser.add_argument("--write", type=Path, help="write the results page to this file")
+    parser.add_argument("--json", type=Path, help="write the results as JSON to this file")
     arguments = parser.parse_args()
     chosen = [
         gate
@@ -149,14 +150,14 @@ def main() -> None:
         if (not arguments.algorithms or gate.algorithm in arguments.algorithms)
         and arguments.environment in (None, gate.environment)
     ]
-    results = [tried(gate) for gate in chosen]
+    results = [run_gate(gate) for gate in chosen]
     print(f"\n{table(results)}")
     if arguments.write is not None:
         arguments.write.write_text(page(results))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     if not all(result.passed for result in results):
-        sys.exit("a gate was not passed")
+        sys.exit("a gate failed")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError, is_image, take
 from rollstream.rl.vector import FrameStack, NativeVector, SyncVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
+from rollstream.state_codec import decode_state, encode_state
 from rollstream.training.evaluation import Evaluator
 from rollstream.training.inference import TrainedPolicy
 
@@ -746,7 +747,7 @@ def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
     native, lean = (EnvSpec("CartPole-v1", vectorization=how).make(2) for how in ("native", "lean"))
     native.reset([3, 4])
     lean.reset([3, 4])
-    state = native.state_dict()["environment"][0]["state"]["array"]
+    state = native.state_dict()["environment"][0]["state"]
     for one, own in zip(lean._environments, state.T, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
         one.unwrapped.state = tuple(own)
     for _ in range(6):
@@ -767,18 +768,10 @@ def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
 # State -------------------------------------------------------------------------------------------
 
 
-class ArraysAsLists(json.JSONEncoder):
-    def default(self, o: Any) -> Any:
-        return {"dtype": str(o.dtype), "values": o.tolist()}
-
-
 def through_json(state: Any) -> Any:
-    """Written as JSON and read again, as files of a run are."""
-
-    def arrays(found: dict[str, Any]) -> Any:
-        return np.array(found["values"], found["dtype"]) if found.keys() == {"dtype", "values"} else found
-
-    return json.loads(json.dumps(state, cls=ArraysAsLists), object_hook=arrays)
+    """Written as JSON and arrays and read again, as checkpoints are."""
+    structure, arrays = encode_state(state)
+    return decode_state(json.loads(json.dumps(structure)), arrays)
 
 
 def future(environment: Any, actions: Any, steps: int) -> list[Any]:

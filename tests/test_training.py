@@ -219,7 +219,10 @@ def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("dqn", 70), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 100)))],
+    [
+        ("a2c", 70),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dqn", 4), ("dqn", 70), ("sac", 100))),
+    ],
 )
 def test_a_signal_need_not_wait_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
@@ -235,7 +238,9 @@ def test_a_signal_need_not_wait_for_a_report(
                 signal.raise_signal(signal.SIGINT)
 
     usual: Any = {"env": "CartPole-v1", "steps": 180, "seed": 2, "quiet": True, "checkpoint_every": 1000}
-    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}}
+    replayed = REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}
+    batches = {"environments": 1, "rollout_length": 4, "report_every": 15, "hidden": (8,)}
+    usual |= {"config": batches if name == "a2c" else replayed}
     usual |= {"evaluate_every": 90, "evaluate_episodes": 1}
     straight = rs.train(name, out=tmp_path / "straight", **usual)
     with pytest.raises(KeyboardInterrupt):
