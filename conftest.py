@@ -71,6 +71,8 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    own = "ignore:Error reading persistent compilation cache entry:UserWarning"  # see pyproject.toml
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), own]))
 
 
 @pytest.hookimpl(tryfirst=True)
