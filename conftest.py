@@ -77,12 +77,16 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use Ray are slow, if not marked as quick; they run in one process, with one cluster."""
+    """Tests on Ray are slow unless they are marked quick.
+
+    If tests run in several processes, those on Ray share one, and its cluster; so do those of one file, and
+    their fixtures.
+    """
     for item in items:
-        if _uses_ray(item):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-            if not item.get_closest_marker("quick"):
-                item.add_marker("slow")
+        on_ray = _uses_ray(item)
+        item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.location[0]))
+        if on_ray and not item.get_closest_marker("quick"):
+            item.add_marker("slow")
 
 
 def _uses_ray(item: pytest.Item) -> bool:
