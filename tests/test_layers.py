@@ -11,7 +11,7 @@ import pytest
 
 SOURCES = Path(__file__).parents[1] / "src" / "rollstream"
 LAYERS = (
-    {"cli", "__main__"},
+    {"cli", "arguments", "__main__"},
     {"training"},
     {"algos"},
     {"rl"},
