@@ -31,7 +31,7 @@ from typing import Any
 import support
 
 from rollstream.replay.service import ReplayShard
-from rollstream.rl import operators, replay_operators
+from rollstream.rl import episode_statistics, operators, replay_operators, reporting
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_set import WorkerSet
 
@@ -46,15 +46,18 @@ PAPER = {
 REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.ParallelRollouts: (RolloutWorker.sample,),
     operators.ComputeGradients: (RolloutWorker.compute_gradients,),
-    operators.TrainOneStep: (WorkerSet.publish, RolloutWorker.set_weights),
-    operators.ApplyGradients: (WorkerSet.publish, RolloutWorker.set_weights),
-    operators.UpdateWeights: (WorkerSet.publish, RolloutWorker.set_weights),
+    operators.TrainOneStep: (WorkerSet.send_weights, RolloutWorker.set_weights),
+    operators.ApplyGradients: (WorkerSet.send_weights, RolloutWorker.set_weights),
+    operators.UpdateWeights: (WorkerSet.send_weights, RolloutWorker.set_weights),
     replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.insert, ReplayShard.update_priorities),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
 
-ON_WORKERS = ("worker", "_gradients", "explored", "with_priorities", "surprises")
-"""Functions of an algorithm's own file that give workers more to do than to sample."""
+ON_ACTORS = {
+    "a3c": ("worker", "worker_gradients"),
+    "apex": ("worker", "set_epsilon", "add_priorities", "td_errors", "replay"),
+}
+"""Functions of an algorithm's own file that give actors more to do than to sample."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def used(thing: Any) -> set[Any]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     found: set[Any] = set()
     for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-        for module in (operators, replay_operators):
+        for module in (operators, replay_operators, reporting, episode_statistics):
             other = getattr(module, name, None)
             if other is not thing and getattr(other, "__module__", None) == module.__name__:
                 found |= {other, *REMOTE.get(other, ()), *used(other)}
@@ -127,7 +130,7 @@ def main() -> None:
     plans = {name: module.plan for name, module in modules.items()}
     needs = {name: used(plan) for name, plan in plans.items()}
     for name, module in modules.items():
-        needs[name] |= {getattr(module, own) for own in ON_WORKERS if hasattr(module, own)}
+        needs[name] |= {getattr(module, own) for own in ON_ACTORS.get(name, ())}
     everybodys = set.intersection(*needs.values())
     results: list[dict[str, Any]] = []
     rows: list[list[str]] = []

@@ -13,12 +13,14 @@ from typing import Any
 from rollstream.engine import Actor, Future
 from rollstream.flow import Context
 from rollstream.rl.batch import Batch
-from rollstream.rl.operators import WINDOW, StandardizeFields, episodes
+from rollstream.rl.episode_statistics import ended_episodes
+from rollstream.rl.operators import StandardizeFields
+from rollstream.rl.reporting import EPISODE_WINDOW
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_set import WorkerSet
 
 Returns = deque[Any]
-"""Returns and lengths of the last episodes: what a loop reports."""
+"""Returns, lengths and successes of the last episodes: what a loop reports."""
 
 
 def sampled(worker: RolloutWorker) -> Batch:
@@ -27,29 +29,29 @@ def sampled(worker: RolloutWorker) -> Batch:
 
 
 def gradients(worker: RolloutWorker) -> tuple[Any, Any, Any, int]:
-    """On a worker: the gradient of a batch, what is to be known of it, its episodes and its steps."""
+    """On a worker: the gradient of a batch, its metrics, its episodes and its steps."""
     batch = sampled(worker)
-    return (*worker.compute_gradients(batch), episodes(batch)["episodes"], batch.steps)
+    return (*worker.compute_gradients(batch), ended_episodes(batch), batch.steps)
 
 
 def ppo(workers: WorkerSet) -> Iterator[Returns]:
     """Sample everywhere, join, standardize, train, publish; gives the last episodes after each update."""
     engine, learner = workers.engine, workers.learner
     standardize = StandardizeFields(["advantage"])
-    window: Returns = deque(maxlen=WINDOW)
+    window: Returns = deque(maxlen=EPISODE_WINDOW)
     while True:
         batches = engine.results([actor.apply(sampled) for actor in workers.actors])
         batch = standardize(Batch.concatenate(batches))
         learner.train(batch.validated())
-        workers.publish()
-        window.extend(episodes(batch)["episodes"].tolist())
+        workers.send_weights()
+        window.extend(ended_episodes(batch).tolist())
         yield window
 
 
 def a3c(workers: WorkerSet, every: int) -> Iterator[Returns]:
     """Gradients as they come: apply, send the weights back, ask again; gives the last episodes at times."""
     engine, learner = workers.engine, workers.learner
-    window: Returns = deque(maxlen=WINDOW)
+    window: Returns = deque(maxlen=EPISODE_WINDOW)
     waiting: dict[Future[Any], Actor[Any]] = {}
     idle = workers.actors
     while True:
@@ -57,8 +59,8 @@ def a3c(workers: WorkerSet, every: int) -> Iterator[Returns]:
             waiting |= {actor.apply(gradients): actor for actor in idle}
             done, _ = engine.wait(list(waiting))
             idle = [waiting.pop(done[0])]
-            slopes, metrics, ended, steps = done[0].result()
-            learner.apply(slopes, metrics, steps)
-            workers.publish(idle)
+            grads, metrics, ended, steps = done[0].result()
+            learner.apply_gradients(grads, metrics, steps)
+            workers.send_weights(idle)
             window.extend(ended.tolist())
         yield window

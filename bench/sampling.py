@@ -65,7 +65,7 @@ class Figure:
 class Coin:
     """A policy with one weight: how often it says 1."""
 
-    compiled = False
+    jit = False
 
     def __init__(self, *spaces: Any):
         pass
@@ -127,7 +127,7 @@ def lean_stepping(seed: int) -> Turn:
 
 def bare_stepping(seed: int) -> Turn:
     """Gymnasium's environments in a loop."""
-    environments = [ENVIRONMENT.one() for _ in range(ENVIRONMENTS)]
+    environments = [ENVIRONMENT.make_one() for _ in range(ENVIRONMENTS)]
     for index, environment in enumerate(environments):
         environment.reset(seed=seed + index)
     actions = list(np.random.default_rng(seed).integers(0, 2, (LENGTH, ENVIRONMENTS)))

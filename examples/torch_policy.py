@@ -1,9 +1,9 @@
 """PPO on CartPole-v1 with a policy and a learner in PyTorch, through the plan that comes with the package.
 
-Plans know policies and learners by a few methods that name no framework. A policy has `init`,
-`initial_state`, `noise` and `step` (`rollstream.rl.policy.Policy`), and says by `compiled = False` that JAX
-is to leave it alone. A learner has `train`, `published`, `version`, `state_dict` and `load_state_dict`. The
-plan, the workers, their environments and the engines are the same as ever. It needs PyTorch:
+Plans use policies and learners through a few methods that are independent of the framework. A policy has
+`init`, `initial_state`, `noise` and `step` (`rollstream.rl.policy.Policy`); with `jit = False`, `step` is
+called with NumPy arrays. A learner has `train`, `get_weights`, `version`, `state_dict` and `load_state_dict`.
+Plan, workers, environments and engines stay the same. It needs PyTorch:
 
     pip install torch
     python examples/torch_policy.py                # here, in one thread
@@ -30,16 +30,17 @@ from rollstream.algos import ppo
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.policy import Weights
-from rollstream.rl.worker import Finish, Rollout, WorkerSpec
+from rollstream.rl.params import Weights
+from rollstream.rl.rollout import Postprocess, Rollout
+from rollstream.rl.worker import WorkerSpec
 
 Array = np.ndarray[Any, Any]
 
 
 class TorchPolicy:
-    """Two small networks: what to do, and how good things are. For vectors and a choice of actions."""
+    """An actor and a critic for Box observations and Discrete actions."""
 
-    compiled = False
+    jit = False
 
     def __init__(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]):
         assert isinstance(observations, spaces.Box)
@@ -60,39 +61,39 @@ class TorchPolicy:
             )
 
     def init(self, seed: int) -> Weights:
-        """Fresh weights."""
+        """Initial weights."""
         return arrays(self._fresh(seed))
 
     def initial_state(self, size: int) -> tuple[()]:  # noqa: ARG002
-        """Nothing is remembered."""
+        """No state."""
         return ()
 
     def noise(self, generator: np.random.Generator, *leading: int) -> Array:
-        """The largest logit with noise of this kind is a draw from their distribution."""
+        """Gumbel noise: the argmax of logits plus noise is a sample."""
         return generator.gumbel(size=(*leading, self._actions)).astype(np.float32)
 
     def step(
         self, weights: Weights, observation: Array, state: Any, noise: Array | None
     ) -> tuple[Array, Any]:
-        """An action for each of the observations."""
+        """Actions for a batch of observations."""
         self.use(weights)
         with torch.no_grad():
             logits = self.network["actor"](torch.as_tensor(observation)).numpy()
         return (logits if noise is None else logits + noise).argmax(-1), state
 
     def use(self, weights: Weights) -> None:
-        """Put weights into the network, unless they are there."""
+        """Load weights into the network, unless they are loaded already."""
         if weights is not self._weights:
             self.network.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
             self._weights = weights
 
-    def evaluate(self, observation: Any, action: Any) -> tuple[Any, Any, Any]:
-        """How likely actions were, how undecided the policy is, how good things are."""
-        choice = torch.distributions.Categorical(logits=self.network["actor"](observation))
-        return choice.log_prob(action), choice.entropy(), self.value(observation)
+    def evaluate_actions(self, observation: Any, action: Any) -> tuple[Any, Any, Any]:
+        """Log probabilities, entropies and values."""
+        distribution = torch.distributions.Categorical(logits=self.network["actor"](observation))
+        return distribution.log_prob(action), distribution.entropy(), self.value(observation)
 
     def value(self, observation: Any) -> Any:
-        """How good things are."""
+        """Values of observations."""
         return self.network["critic"](observation)[..., 0]
 
 
@@ -108,55 +109,55 @@ def _layers(inputs: int, outputs: int, *, last_gain: float) -> Any:
 
 
 def arrays(network: Any) -> Weights:
-    """A network's weights by name, as they travel."""
+    """A network's parameters as NumPy arrays by name."""
     return {name: value.detach().numpy().copy() for name, value in network.state_dict().items()}
 
 
 # On the workers --------------------------------------------------------------------------------
 
 
-def with_advantages(policy: TorchPolicy, *, discount: float, trace: float) -> Finish:
-    """Adds what PPO learns from to rollouts."""
+def add_gae(policy: TorchPolicy, *, gamma: float, gae_lambda: float) -> Postprocess:
+    """Postprocessing that adds the columns of PPO's loss to a rollout."""
 
-    def finish(weights: Weights, rollout: Rollout) -> Batch:
+    def postprocess(weights: Weights, rollout: Rollout) -> Batch:
         policy.use(weights)
         columns = rollout.columns
         with torch.no_grad():
-            log_prob, _, value = policy.evaluate(
+            log_prob, _, value = policy.evaluate_actions(
                 torch.as_tensor(columns["observation"]), torch.as_tensor(columns["action"])
             )
-            last = policy.value(torch.as_tensor(rollout.last))
-            next_value = torch.cat([value[1:], last[None]]).numpy()
-            for t, i, observation in rollout.final:  # episodes that were cut off go on beyond their end
+            last_value = policy.value(torch.as_tensor(rollout.last_observation))
+            next_value = torch.cat([value[1:], last_value[None]]).numpy()
+            for t, i, observation in rollout.final_observations:  # truncated episodes bootstrap from these
                 next_value[t, i] = policy.value(torch.as_tensor(observation)).item()
         next_value[columns["terminated"]] = 0.0
-        delta = columns["reward"] + discount * next_value - value.numpy()
-        goes_on = ~(columns["terminated"] | columns["truncated"])
-        advantage = np.empty_like(delta)
-        after = np.zeros_like(delta[0])
-        for t in reversed(range(len(delta))):
-            advantage[t] = after = delta[t] + discount * trace * goes_on[t] * after
-        more = {"log_prob": log_prob.numpy(), "value": value.numpy(), "advantage": advantage}
-        return Batch(columns | more | {"value_target": advantage + value.numpy()})
+        td_error = columns["reward"] + gamma * next_value - value.numpy()
+        continues = ~(columns["terminated"] | columns["truncated"])
+        advantage = np.empty_like(td_error)
+        advantage_t = np.zeros_like(td_error[0])
+        for t in reversed(range(len(td_error))):
+            advantage[t] = advantage_t = td_error[t] + gamma * gae_lambda * continues[t] * advantage_t
+        estimates = {"log_prob": log_prob.numpy(), "value": value.numpy(), "advantage": advantage}
+        return Batch(columns | estimates | {"value_target": advantage + value.numpy()})
 
-    return finish
+    return postprocess
 
 
 def worker(config: ppo.Config, task: Task) -> WorkerSpec:
-    """The usual worker with another policy."""
-    finish = partial(with_advantages, discount=config.discount, trace=config.gae_lambda)
-    return replace(config.worker(task), policy=task.policy or TorchPolicy, finish=finish)
+    """PPO's worker with another policy."""
+    postprocess = partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda)
+    return replace(ppo.worker(config, task), policy=task.policy or TorchPolicy, postprocess=postprocess)
 
 
 # In the driver ---------------------------------------------------------------------------------
 
 
 class TorchLearner:
-    """Adam on the clipped loss of PPO, in minibatches."""
+    """Adam on PPO's clipped loss, in minibatches."""
 
     def __init__(self, config: ppo.Config, task: Task, policy: TorchPolicy):
         self.policy = policy
-        """For others to act with; what is learned is kept apart from it."""
+        """For evaluation; the trained network is a copy."""
         self.version = self.steps = 0
         self.total_steps = task.steps
         self._config = config
@@ -167,33 +168,34 @@ class TorchLearner:
         self._optimizer = torch.optim.Adam(self._parameters, eps=1e-5)
 
     def train(self, batch: Batch, steps: int | None = None) -> dict[str, float]:
-        """Learn from a batch: a new version, and what is to be known of it."""
+        """Train on a batch, which makes a new version of the weights; return the metrics."""
         config, random = self._config, np.random.default_rng([self._seed, self.version])
-        settings = config.settings(min(1.0, self.steps / self.total_steps))
-        self._optimizer.param_groups[0]["lr"] = settings["learning_rate"]
-        learned = ("observation", "action", "log_prob", "advantage", "value_target")
-        rows = {name: torch.tensor(column) for name, column in batch.only(learned).flattened().items()}
-        known: list[dict[str, float]] = []
+        schedules = config.schedules(min(1.0, self.steps / self.total_steps))
+        self._optimizer.param_groups[0]["lr"] = schedules["learning_rate"]
+        columns = ("observation", "action", "log_prob", "advantage", "value_target")
+        rows = {name: torch.tensor(column) for name, column in batch.select(columns).flattened().items()}
+        metrics: list[dict[str, float]] = []
         for _ in range(config.epochs):
-            order = torch.from_numpy(random.permutation(batch.steps))
-            for chosen in order.split(config.minibatch_size):
-                some = {name: column[chosen] for name, column in rows.items()}
-                known.append(self._descend(some, settings["clip_range"]))
+            permutation = torch.from_numpy(random.permutation(batch.steps))
+            for indices in permutation.split(config.minibatch_size):
+                minibatch = {name: column[indices] for name, column in rows.items()}
+                metrics.append(self._update(minibatch, schedules["clip_range"]))
         self.version += 1
         self.steps += batch.steps if steps is None else steps
-        return {name: float(np.mean([one[name] for one in known])) for name in known[0]} | settings
+        means = {name: float(np.mean([own[name] for own in metrics])) for name in metrics[0]}
+        return means | schedules | {"n_updates": self.version * config.epochs}
 
-    def _descend(self, rows: dict[str, Any], clip_range: float) -> dict[str, float]:
-        log_prob, entropy, value = self._trained.evaluate(rows["observation"], rows["action"])
-        ratio = (log_prob - rows["log_prob"]).exp()
+    def _update(self, batch: dict[str, Any], clip_range: float) -> dict[str, float]:
+        log_prob, entropy, value = self._trained.evaluate_actions(batch["observation"], batch["action"])
+        ratio = (log_prob - batch["log_prob"]).exp()
         clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-        policy_loss = -torch.minimum(ratio * rows["advantage"], clipped * rows["advantage"]).mean()
-        value_loss = ((value - rows["value_target"]) ** 2).mean()
+        policy_loss = -torch.minimum(ratio * batch["advantage"], clipped * batch["advantage"]).mean()
+        value_loss = ((value - batch["value_target"]) ** 2).mean()
         loss = policy_loss + self._config.value_coefficient * value_loss
         loss = loss - self._config.entropy_coefficient * entropy.mean()
         self._optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self._parameters, self._config.max_gradient_norm)
+        nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         self._optimizer.step()
         return {
             "loss": loss.item(),
@@ -202,22 +204,22 @@ class TorchLearner:
             "entropy_loss": -entropy.mean().item(),
         }
 
-    def published(self) -> Weights:
-        """The weights as numpy arrays, to send."""
+    def get_weights(self) -> Weights:
+        """The weights as NumPy arrays."""
         return arrays(self._trained.network)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, the optimizer's state, counters."""
+        """Weights, optimizer state and counters."""
         moments = [self._optimizer.state[own] for own in self._parameters if own in self._optimizer.state]
         return {
-            "weights": self.published(),
+            "weights": self.get_weights(),
             "optimizer": [value.numpy().copy() for own in moments for value in own.values()],
             "version": self.version,
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state."""
         self._trained.use(dict(state["weights"]))
         values = iter([torch.tensor(value) for value in state["optimizer"]])
         self._optimizer.state.clear()
@@ -229,7 +231,7 @@ class TorchLearner:
 
 
 def learner(config: ppo.Config, task: Task, policy: TorchPolicy) -> Any:
-    """It is no `Learner`, but does what one does."""
+    """Not a `Learner`, but with the same methods."""
     return TorchLearner(config, task, policy)
 
 
@@ -237,7 +239,7 @@ TORCH_PPO = Algorithm("torch_ppo", ppo.Config, worker, learner, ppo.plan)
 
 
 def main() -> None:
-    """Train until CartPole is balanced most of the time."""
+    """Train until CartPole is solved."""
     name = sys.argv[1] if len(sys.argv) > 1 else "inline"
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     task = Task(EnvSpec("CartPole-v1"), steps=100_000, seed=1, workers=workers)

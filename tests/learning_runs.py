@@ -26,28 +26,28 @@ from rollstream.rl.worker_set import WorkerSet
 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {
-        "environments": 4,
+        "num_envs": 4,
         "rollout_length": 16,
         "minibatch_size": 32,
         "epochs": 2,
         "learning_rate": 0.01,
     },
-    "a2c": {"environments": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
-    "a3c": {"environments": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
+    "a2c": {"num_envs": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
+    "a3c": {"num_envs": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
     "dqn": {
-        "environments": 4,
+        "num_envs": 4,
         "rollout_length": 4,
-        "updates": 2,
+        "gradient_steps": 2,
         "batch_size": 16,
         "learning_starts": 32,
         "hidden": (16,),
         "report_every": 16,
         "learning_rate": 0.01,
-        "target_every": 3,
+        "target_update_interval": 3,
     },
     **{
         name: {
-            "environments": 2,
+            "num_envs": 2,
             "batch_size": 16,
             "learning_starts": 16,
             "hidden": (16,),
@@ -57,7 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {
         for name in ("sac", "td3", "ddpg")
     },
     "apex": {
-        "environments": 4,
+        "num_envs": 4,
         "rollout_length": 10,
         "batch_size": 16,
         "hidden": (16,),
@@ -71,7 +71,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def fingerprint(learner: Learner) -> str:
     """The same for the same weights, to the last bit."""
     digest = hashlib.sha256()
-    for name, value in sorted(learner.published().items()):
+    for name, value in sorted(learner.get_weights().items()):
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
         digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()

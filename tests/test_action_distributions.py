@@ -1,4 +1,4 @@
-"""How values and actors become actions: in numpy as compiled, at random as often as told, within bounds."""
+"""How Q values and actors become actions: alike in NumPy and JAX, explored as often as epsilon, in bounds."""
 
 from functools import partial
 from typing import Any
@@ -9,11 +9,17 @@ from gymnasium import spaces
 from small_envs import Samples, worker_of
 
 from rollstream.algos import dqn, sac, td3
-from rollstream.rl.action_distributions import ActorPolicy, Behaviour, Categories, Squashed, Steady
+from rollstream.rl.action_distributions import (
+    BoundedDistribution,
+    Categorical,
+    NoisyDeterministic,
+    TanhNormal,
+)
+from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.networks import network_head, q_network
-from rollstream.rl.off_policy import unfinished
+from rollstream.rl.networks import head_network, q_network
 from rollstream.rl.q_policy import QPolicy
+from rollstream.rl.rollout import keep_rollout
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker import WorkerSpec
 
@@ -28,13 +34,17 @@ BOXES = {
 MASKED = spaces.Dict({"observation": SEEN, "action_mask": spaces.MultiBinary(4)})
 
 
-def q_policy(observations: spaces.Space[Any] = SEEN, atoms: int = 1, **options: Any) -> QPolicy:
-    network = partial(q_network, hidden=(8,), atoms=atoms, **options)
-    return QPolicy(observations, CHOICES, network, atoms=atoms, bounds=(-2.0, 5.0))
+def q_policy(observations: spaces.Space[Any] = SEEN, num_atoms: int = 1, **options: Any) -> QPolicy:
+    network = partial(q_network, hidden=(8,), num_atoms=num_atoms, **options)
+    return QPolicy(observations, CHOICES, network, num_atoms=num_atoms, value_range=(-2.0, 5.0))
 
 
-def actor(behaviour: Behaviour, observations: spaces.Space[Any] = SEEN, **options: Any) -> ActorPolicy:
-    return ActorPolicy(observations, CHOICES, behaviour, partial(network_head, hidden=(8,), **options))
+def actor(
+    distribution: Categorical | BoundedDistribution,
+    observations: spaces.Space[Any] = SEEN,
+    **options: Any,
+) -> ActorPolicy:
+    return ActorPolicy(observations, CHOICES, distribution, partial(head_network, hidden=(8,), **options))
 
 
 def random_weights(policy: Any, epsilon: Any = 0.3) -> dict[str, Any]:
@@ -50,11 +60,12 @@ def random_weights(policy: Any, epsilon: Any = 0.3) -> dict[str, Any]:
 POLICIES: dict[str, Any] = {
     "values": q_policy,
     "values of a dueling network": partial(q_policy, dueling=True),
-    "distributions of values": partial(q_policy, atoms=5),
-    "squashed": lambda **options: actor(Squashed(BOXES["not around 0"]), **options),
-    "a squashed matrix": lambda **options: actor(Squashed(BOXES["a matrix"]), **options),
-    "steady": lambda **options: actor(Steady(BOXES["not around 0"], 0.3), **options),
-    "categories": lambda **options: actor(Categories(CHOICES), **options),
+    "distributions of values": partial(q_policy, num_atoms=5),
+    "distributions of values of a dueling network": partial(q_policy, num_atoms=5, dueling=True),
+    "squashed": lambda **options: actor(TanhNormal(BOXES["not around 0"]), **options),
+    "a squashed matrix": lambda **options: actor(TanhNormal(BOXES["a matrix"]), **options),
+    "steady": lambda **options: actor(NoisyDeterministic(BOXES["not around 0"], 0.3), **options),
+    "categories": lambda **options: actor(Categorical(4), **options),
 }
 
 
@@ -62,12 +73,11 @@ POLICIES: dict[str, Any] = {
 @pytest.mark.parametrize("kind", POLICIES)
 def test_both_ways_act_alike(kind: str, activation: str) -> None:
     policy, random = POLICIES[kind](activation=activation), np.random.default_rng(2)
-    acting = policy.quick(60)
-    assert acting is not None
+    assert policy.acts_in_numpy(60)
     for epsilon in (0.0, 0.3, 1.0):
         weights = random_weights(policy, epsilon)
         observation, noise = random.standard_normal((60, 2, 3), np.float32), policy.noise(random, 60)
-        action, state = acting(weights)(observation, (), noise)
+        action, state = policy.numpy_step(weights, 60)(observation, (), noise)
         expected, _ = policy.step(weights, observation, (), noise)
         assert state == ()
         assert action.shape == expected.shape
@@ -78,10 +88,8 @@ def test_each_environment_may_explore_in_its_own_way() -> None:
     policy, random = q_policy(), np.random.default_rng(0)
     bold = np.linspace(0, 1, 50, dtype=np.float32)[:, None]
     weights = random_weights(policy) | {"epsilon": bold}
-    acting = policy.quick(50)
-    assert acting is not None
     observation, noise = random.standard_normal((50, 2, 3), np.float32), policy.noise(random, 50)
-    action, _ = acting(weights)(observation, (), noise)
+    action, _ = policy.numpy_step(weights, 50)(observation, (), noise)
     np.testing.assert_array_equal(action, policy.step(weights, observation, (), noise)[0])
     best = np.asarray(policy.step(weights, observation, (), None)[0])
     explores = noise[:, -1:] < bold
@@ -89,13 +97,12 @@ def test_each_environment_may_explore_in_its_own_way() -> None:
     assert (action != best).any()
 
 
-def test_what_is_large_or_not_plain_is_compiled() -> None:
-    assert q_policy().quick(4) is not None
-    assert q_policy(MASKED).quick(4) is None
-    assert q_policy(atoms=5, dueling=True).quick(4) is None
-    assert QPolicy(SEEN, CHOICES, partial(q_network, hidden=(512, 512))).quick(8) is None
-    assert actor(Categories(CHOICES), MASKED).quick(4) is None
-    assert QPolicy(spaces.Box(0, 255, (36, 36, 1), np.uint8), CHOICES).quick(1) is None
+def test_what_is_large_or_not_plain_acts_in_jax() -> None:
+    assert q_policy().acts_in_numpy(4)
+    assert not q_policy(MASKED).acts_in_numpy(4)
+    assert not QPolicy(SEEN, CHOICES, partial(q_network, hidden=(512, 512))).acts_in_numpy(8)
+    assert not actor(Categorical(4), MASKED).acts_in_numpy(4)
+    assert not QPolicy(spaces.Box(0, 255, (36, 36, 1), np.uint8), CHOICES).acts_in_numpy(1)
 
 
 # At random and greedy ----------------------------------------------------------------------------
@@ -117,7 +124,7 @@ def test_with_epsilon_1_every_action_is_as_likely(kind: str) -> None:
     assert_uniform(np.bincount(action, minlength=4))
 
 
-@pytest.mark.parametrize("make", [q_policy, lambda seen: actor(Categories(CHOICES), seen)])
+@pytest.mark.parametrize("make", [q_policy, lambda seen: actor(Categorical(4), seen)])
 def test_only_legal_actions_are_taken_however_often_at_random(make: Any) -> None:
     policy, random = make(MASKED), np.random.default_rng(3)
     count = 6000
@@ -143,7 +150,7 @@ def test_with_epsilon_0_the_best_action_is_taken() -> None:
         policy, random = POLICIES[kind](), np.random.default_rng(0)
         weights = random_weights(policy, 0.0)
         observation = random.standard_normal((50, 2, 3), np.float32)
-        values = np.asarray(policy.values(weights, observation))
+        values = np.asarray(policy.q_values(weights, observation))
         for noise in (policy.noise(random, 50), None):
             action, _ = policy.step(weights, observation, (), noise)
             np.testing.assert_array_equal(action, values.argmax(-1))
@@ -151,14 +158,14 @@ def test_with_epsilon_0_the_best_action_is_taken() -> None:
 
 
 def test_values_of_distributions_are_their_means() -> None:
-    policy = q_policy(atoms=5)
+    policy = q_policy(num_atoms=5)
     weights = random_weights(policy)
     observation = np.random.default_rng(0).standard_normal((7, 2, 3), np.float32)
     logits = np.asarray(policy.outputs(weights, observation), np.float64)
     assert logits.shape == (7, 4, 5)
     likely = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = (likely * np.linspace(-2, 5, 5)).sum(-1)
-    np.testing.assert_allclose(policy.values(weights, observation), expected, rtol=1e-4)
+    np.testing.assert_allclose(policy.q_values(weights, observation), expected, rtol=1e-4)
 
 
 def test_epsilon_is_how_often_actions_are_random() -> None:
@@ -171,10 +178,10 @@ def test_epsilon_is_how_often_actions_are_random() -> None:
 
 
 def test_categories_are_as_likely_as_their_logits_say() -> None:
-    behaviour = Categories(CHOICES)
+    policy = actor(Categorical(4))
     logits = np.tile(np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32)), (20_000, 1))
-    noise = behaviour.noise(np.random.default_rng(0), 20_000)
-    found = np.bincount(behaviour.act(logits, noise, 0.0, np), minlength=4) / 20_000
+    noise = policy.noise(np.random.default_rng(0), 20_000)
+    found = np.bincount(policy._sample(logits, noise, 0.0, np), minlength=4) / 20_000
     np.testing.assert_allclose(found, [0.1, 0.2, 0.3, 0.4], atol=0.015)
 
 
@@ -182,15 +189,16 @@ def test_categories_are_as_likely_as_their_logits_say() -> None:
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
-@pytest.mark.parametrize("make", [Squashed, partial(Steady, deviation=0.5)])
+@pytest.mark.parametrize("make", [TanhNormal, partial(NoisyDeterministic, noise_std=0.5)])
 def test_actions_reach_the_bounds_and_no_further(box: spaces.Box, make: Any) -> None:
-    behaviour, random = make(box), np.random.default_rng(0)
-    outputs = random.normal(0, 5, (4000, behaviour.outputs)).astype(np.float32)
+    distribution, random = make(box), np.random.default_rng(0)
+    policy = actor(distribution)
+    outputs = random.normal(0, 5, (4000, distribution.output_size)).astype(np.float32)
     size = int(np.prod(box.shape))
-    if behaviour.outputs > size:
+    if distribution.output_size > size:
         outputs[:, size:] = -1
     for epsilon in (0.0, 1.0):
-        action = np.asarray(behaviour.act(outputs, behaviour.noise(random, 4000), epsilon, np))
+        action = np.asarray(policy._sample(outputs, policy.noise(random, 4000), epsilon, np))
         assert action.shape == (4000, *box.shape)
         assert action.dtype == np.float32
         slack = 1e-6 * np.abs([box.low, box.high]).max()
@@ -198,16 +206,16 @@ def test_actions_reach_the_bounds_and_no_further(box: spaces.Box, make: Any) -> 
         assert (action <= box.high + slack).all()
         np.testing.assert_allclose(action.min(0), box.low, atol=0.02)
         np.testing.assert_allclose(action.max(0), box.high, atol=0.02)
-    best = np.asarray(behaviour.best(outputs))
+    best = np.asarray(distribution.mode(outputs))
     assert best.shape == action.shape
     np.testing.assert_allclose(best.max(0), box.high, atol=0.02)
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
 def test_with_epsilon_1_numbers_are_uniform_within_the_bounds(box: spaces.Box) -> None:
-    behaviour = Squashed(box)
-    outputs = np.full((8000, behaviour.outputs), 3.0, np.float32)
-    action = behaviour.act(outputs, behaviour.noise(np.random.default_rng(1), 8000), 1.0, np)
+    policy = actor(TanhNormal(box))
+    outputs = np.full((8000, policy.distribution.output_size), 3.0, np.float32)
+    action = policy._sample(outputs, policy.noise(np.random.default_rng(1), 8000), 1.0, np)
     for values, low, high in zip(action.reshape(8000, -1).T, box.low.ravel(), box.high.ravel(), strict=True):
         if low < high:
             assert_uniform(np.histogram(values, 4, (float(low), float(high)))[0])
@@ -216,29 +224,29 @@ def test_with_epsilon_1_numbers_are_uniform_within_the_bounds(box: spaces.Box) -
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
-def test_scaled_and_unscaled_are_inverse(box: spaces.Box) -> None:
-    behaviour, random = Squashed(box), np.random.default_rng(0)
-    flat = random.uniform(-1, 1, (5, 7, behaviour.size)).astype(np.float32)
+def test_scale_and_unscale_are_inverse(box: spaces.Box) -> None:
+    distribution, random = TanhNormal(box), np.random.default_rng(0)
+    flat = random.uniform(-1, 1, (5, 7, distribution.size)).astype(np.float32)
     moves = (box.low < box.high).ravel()
-    action = behaviour.scaled(flat)
+    action = distribution.scale(flat)
     assert action.shape == (5, 7, *box.shape)
-    again = behaviour.unscaled(action)
+    again = distribution.unscale(action)
     assert np.isfinite(again).all()
     np.testing.assert_allclose(again[..., moves], flat[..., moves], atol=1e-5)
-    np.testing.assert_allclose(behaviour.scaled(again), action, atol=1e-5)
-    np.testing.assert_allclose(behaviour.scaled(-np.ones(behaviour.size, np.float32)), box.low)
-    np.testing.assert_allclose(behaviour.scaled(np.ones(behaviour.size, np.float32)), box.high)
+    np.testing.assert_allclose(distribution.scale(again), action, atol=1e-5)
+    np.testing.assert_allclose(distribution.scale(-np.ones(distribution.size, np.float32)), box.low)
+    np.testing.assert_allclose(distribution.scale(np.ones(distribution.size, np.float32)), box.high)
 
 
 def test_the_noise_of_a_steady_actor_is_as_large_as_told() -> None:
-    behaviour = Steady(spaces.Box(-10, 10, (1,)), 0.2)
+    policy = actor(NoisyDeterministic(spaces.Box(-10, 10, (1,)), 0.2))
     outputs = np.zeros((20_000, 1), np.float32)
-    action = behaviour.act(outputs, behaviour.noise(np.random.default_rng(0), 20_000), 0.0, np)
+    action = policy._sample(outputs, policy.noise(np.random.default_rng(0), 20_000), 0.0, np)
     assert action.std() == pytest.approx(2.0, rel=0.02)
     assert action.mean() == pytest.approx(0, abs=0.05)
 
 
-@pytest.mark.parametrize("config", [sac.Config(), td3.Config()], ids=["sac", "td3"])
+@pytest.mark.parametrize("algorithm", [sac, td3], ids=["sac", "td3"])
 @pytest.mark.parametrize(
     "box",
     [
@@ -248,38 +256,41 @@ def test_the_noise_of_a_steady_actor_is_as_large_as_told() -> None:
     ],
     ids=["none", "half", "immense"],
 )
-def test_actions_without_bounds_are_refused(box: spaces.Box, config: Any) -> None:
+def test_actions_without_bounds_are_refused(box: spaces.Box, algorithm: Any) -> None:
     with pytest.raises(
-        SpaceError, match=r"its actions have no bounds \(Box.*\); wrap the environment in .*RescaleAction"
+        SpaceError, match=r"the action space has no bounds \(Box.*\); wrap the environment in .*RescaleAction"
     ):
-        config.policy(SEEN, box)
+        algorithm.make_policy(algorithm.Config(), SEEN, box)
 
 
 # With a worker -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("config", "actions"),
+    ("algorithm", "options", "actions"),
     [
-        (dqn.Config(), spaces.Discrete(3, start=5)),
-        (dqn.Config(atoms=3, dueling=True), spaces.Discrete(3, start=-1)),
-        (sac.Config(hidden=(8,)), spaces.Discrete(3, start=5)),
-        (sac.Config(hidden=(8,)), BOXES["a matrix"]),
-        (sac.Config(hidden=(8,)), spaces.Box(0, 7, (2,), np.int64)),
-        (td3.Config(hidden=(8,)), spaces.Box(-1, 2, (2,), np.float64)),
-        (td3.Config(hidden=(512, 512)), BOXES["a number that is fixed"]),
+        (dqn, {}, spaces.Discrete(3, start=5)),
+        (dqn, {"num_atoms": 3, "dueling": True}, spaces.Discrete(3, start=-1)),
+        (sac, {"hidden": (8,)}, spaces.Discrete(3, start=5)),
+        (sac, {"hidden": (8,)}, BOXES["a matrix"]),
+        (sac, {"hidden": (8,)}, spaces.Box(0, 7, (2,), np.int64)),
+        (td3, {"hidden": (8,)}, spaces.Box(-1, 2, (2,), np.float64)),
+        (td3, {"hidden": (512, 512)}, BOXES["a number that is fixed"]),
     ],
     ids=str,
 )
-def test_environments_are_given_actions_of_their_space(config: Any, actions: spaces.Space[Any]) -> None:
+def test_environments_are_given_actions_of_their_space(
+    algorithm: Any, options: dict[str, Any], actions: spaces.Space[Any]
+) -> None:
     made: list[Samples] = []
 
     def make() -> Samples:
         made.append(Samples(SEEN, actions))
         return made[-1]
 
-    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 12, config.policy, unfinished))
-    rollout = worker._roll()
+    policy = partial(algorithm.make_policy, algorithm.Config(**options))
+    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 12, policy, keep_rollout))
+    rollout = worker._rollout()
     assert len(made[0].taken) >= 12  # and each was of the space, or it would have raised
     assert rollout.columns["action"].shape == (12, 2, *(actions.shape or ()))
     if isinstance(actions, spaces.Discrete):

@@ -35,12 +35,12 @@ WIDE: dict[str, dict[str, Any]] = {
 # Learning ----------------------------------------------------------------------------------------
 
 QUICK_A2C = {
-    "environments": 8,
+    "num_envs": 8,
     "rollout_length": 8,
     "learning_rate": 0.01,
-    "discount": 0.95,
+    "gamma": 0.95,
     "value_coefficient": 0.1,
-    "max_gradient_norm": 100.0,
+    "max_grad_norm": 100.0,
     "report_every": 20,
 }
 
@@ -54,7 +54,7 @@ QUICK_A2C = {
             20_000,
             140,
             {
-                "environments": 8,
+                "num_envs": 8,
                 "rollout_length": 64,
                 "minibatch_size": 128,
                 "epochs": 8,
@@ -81,7 +81,7 @@ QUICK_A2C = {
             Signals,
             4_000,
             14,
-            {"environments": 8, "rollout_length": 32, "minibatch_size": 64, "epochs": 8, "hidden": (32,)},
+            {"num_envs": 8, "rollout_length": 32, "minibatch_size": 64, "epochs": 8, "hidden": (32,)},
         ),
     ],
     ids=["ppo", "a2c", "a3c", "ppo with Box actions", "ppo with Dict observations and a mask"],
@@ -104,7 +104,12 @@ def test_reports_tell_what_people_look_for() -> None:
     batch = 4 * 16
     assert [report["time/total_timesteps"] for report in reports] == [batch, 2 * batch, 3 * batch, 4 * batch]
     assert [report["time/iterations"] for report in reports] == [1, 2, 3, 4]
-    assert [report["train/n_updates"] for report in reports] == [1, 2, 3, 4]
+    assert [report["train/n_updates"] for report in reports] == [
+        2,
+        4,
+        6,
+        8,
+    ]  # epochs, as in Stable-Baselines3
     assert [report["weights/staleness"] for report in reports] == [0, 0, 0, 0]
     assert workers.learner.steps == 4 * batch
     names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
@@ -142,11 +147,9 @@ def test_an_action_space_that_does_not_fit_is_named(name: str) -> None:
 
 def test_environments_are_shared_out_evenly() -> None:
     task = Task(EnvSpec("CartPole-v1"), 10, workers=3)
-    with pytest.raises(
-        rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 workers"
-    ):
-        a2c.Config().worker(task)
-    assert ppo.Config(environments=6).worker(task).environments == 2
+    with pytest.raises(rs.RollstreamError, match="8 environments cannot be divided evenly among 3 workers"):
+        a2c.worker(a2c.Config(), task)
+    assert ppo.worker(ppo.Config(num_envs=6), task).num_envs == 2
 
 
 # The same everywhere -----------------------------------------------------------------------------
@@ -256,7 +259,8 @@ def test_training_goes_on_when_a_worker_is_killed(name: str, engine: str, tmp_pa
     assert event.outcome == "restarted"
     assert "killed" in event.reason
     first = len(before) + 2  # what came with the event is neither before nor after it
-    assert [report["train/n_updates"] for report in after] == list(range(first, first + 8))
-    size = SMALL[name]["environments"] * SMALL[name]["rollout_length"] // (1 if name == "ppo" else 2)
+    each = SMALL[name].get("epochs", 1)
+    assert [report["train/n_updates"] for report in after] == [each * (first + i) for i in range(8)]
+    size = SMALL[name]["num_envs"] * SMALL[name]["rollout_length"] // (1 if name == "ppo" else 2)
     assert [report["time/total_timesteps"] for report in after] == [size * (first + i) for i in range(8)]
     assert np.isfinite([report["train/loss"] for report in after]).all()

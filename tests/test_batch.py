@@ -82,17 +82,17 @@ def test_batches_without_a_shape_say_so() -> None:
     with pytest.raises(BatchError, match="a batch without columns has no shape"):
         _ = Batch().shape
     with pytest.raises(
-        BatchError, match=r"columns of a batch are \[T, B, ...\], and the first of these is \[3\]"
+        BatchError, match=r"columns of a batch have shape \[T, B, ...\]; the first one here has \[3\]"
     ):
         _ = Batch(reward=np.zeros(3)).steps
 
 
 def test_batches_that_cannot_be_joined_say_why() -> None:
-    with pytest.raises(BatchError, match="no batches to join"):
+    with pytest.raises(BatchError, match="no batches to concatenate"):
         Batch.concatenate([])
-    with pytest.raises(BatchError, match="different columns cannot be joined: mask is only in some"):
+    with pytest.raises(BatchError, match="different columns cannot be concatenated: mask is only in some"):
         Batch.concatenate([numbered(2, 1), Batch(numbered(2, 1) | {"mask": np.ones((2, 1))})])
-    with pytest.raises(BatchError, match="batches of 2 and 3 steps cannot be joined"):
+    with pytest.raises(BatchError, match="batches of 2 and 3 steps cannot be concatenated"):
         Batch.concatenate([numbered(2, 1), numbered(3, 1)])
 
 
@@ -118,10 +118,10 @@ def test_only_what_is_learned_from_travels() -> None:
 
 def test_some_columns() -> None:
     batch = numbered(2, 2)
-    assert list(batch.only(["action", "reward"])) == ["action", "reward"]
-    assert batch.only(("reward",))["reward"] is batch["reward"]
+    assert list(batch.select(["action", "reward"])) == ["action", "reward"]
+    assert batch.select(("reward",))["reward"] is batch["reward"]
     with pytest.raises(BatchError, match="there is no column value; there are reward, observation, action"):
-        batch.only(["value", "reward"])
+        batch.select(["value", "reward"])
 
 
 def test_jax_sees_the_columns() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollstream.rl.distributions import Categorical, Gaussian, MultiCategorical, distribution_for
+from rollstream.rl.action_distributions import Categorical, DiagGaussian, MultiCategorical, distribution_for
 from rollstream.rl.spaces import SpaceError
 
 DRAWS = 20_000
@@ -98,7 +98,7 @@ def test_without_any_legal_action_nothing_breaks() -> None:
 
 def test_several_choices_are_independent() -> None:
     actions = MultiCategorical([4, 2, 3])
-    assert actions.outputs == 9
+    assert actions.output_size == 9
     outputs = np.random.default_rng(4).normal(0, 1, (5, 9)).astype(np.float32)
     parts = [softmax(own) for own in np.split(outputs, [4, 6], axis=-1)]
     chosen = np.random.default_rng(5).integers(0, [4, 2, 3], (5, 3))
@@ -129,7 +129,7 @@ def test_masks_of_several_choices() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_gaussian_log_prob_and_entropy(shape: tuple[int, ...]) -> None:
-    actions = Gaussian(shape)
+    actions = DiagGaussian(shape)
     size = int(np.prod(shape))
     random = np.random.default_rng(8)
     mean, log_std = random.normal(0, 1, (2, 6, size))
@@ -147,7 +147,7 @@ def test_gaussian_log_prob_and_entropy(shape: tuple[int, ...]) -> None:
 
 
 def test_gaussian_draws_have_their_mean_and_deviation() -> None:
-    actions = Gaussian((2,))
+    actions = DiagGaussian((2,))
     outputs = jnp.array([1.0, -2.0, np.log(0.5), np.log(3.0)])
     drawn = np.asarray(actions.sample(outputs, actions.noise(np.random.default_rng(9), DRAWS)), np.float64)
     np.testing.assert_allclose(drawn.mean(0), [1, -2], atol=0.06)
@@ -160,13 +160,13 @@ def test_gaussian_draws_have_their_mean_and_deviation() -> None:
     [
         (spaces.Discrete(5, start=-2), Categorical, 5),
         (spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])), MultiCategorical, 14),
-        (spaces.Box(-1, 1, (2, 3)), Gaussian, 12),
+        (spaces.Box(-1, 1, (2, 3)), DiagGaussian, 12),
     ],
 )
 def test_each_space_has_its_distribution(space: Any, kind: type, outputs: int) -> None:
     distribution = distribution_for(space)
     assert type(distribution) is kind
-    assert distribution.outputs == outputs
+    assert distribution.output_size == outputs
     one, other = (distribution.noise(np.random.default_rng(0), 3) for _ in range(2))
     np.testing.assert_array_equal(one, other)
     assert one.dtype == np.float32
@@ -174,6 +174,6 @@ def test_each_space_has_its_distribution(space: Any, kind: type, outputs: int) -
 
 def test_a_space_without_one_is_named() -> None:
     with pytest.raises(
-        SpaceError, match=r"PPO acts in spaces of kind Discrete, MultiDiscrete, Box, and .*Text"
+        SpaceError, match=r"PPO supports action spaces of type Discrete, MultiDiscrete, Box, and .*Text"
     ):
         distribution_for(spaces.Text(3), "PPO")

@@ -19,14 +19,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from small_envs import ENDINGS, Samples, Scripted, sampled, worker_of
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.env_checks import BadEnvironment
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.env_state import UnknownState, load_environments, saved_environments
-from rollstream.rl.networks import Encoder, encoded
+from rollstream.rl.frame_stack import FrameStack
+from rollstream.rl.gae import add_gae
+from rollstream.rl.networks import Encoder, flat_features
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError, is_image, take
-from rollstream.rl.vector import FrameStack, NativeVector, SyncVector, Vector, actions_for
+from rollstream.rl.vector import NativeVector, SyncVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 from rollstream.state_codec import decode_state, encode_state
 from rollstream.training.evaluation import Evaluator
@@ -38,12 +39,12 @@ MODES = {
     "same step": AutoresetMode.SAME_STEP,
     "disabled": AutoresetMode.DISABLED,
 }
-WAYS = ["lean", *MODES]
+WAYS = ["sync", *MODES]
 
 
 def vector_of(way: str, make: Make, count: int) -> Vector:
     """Plain environments side by side: ours, or Gymnasium's with its own way to begin episodes."""
-    if way == "lean":
+    if way == "sync":
         return SyncVector(make, count)
     return NativeVector(SyncVectorEnv([make] * count, copy=False, autoreset_mode=MODES[way]))
 
@@ -71,7 +72,7 @@ class Known(eqx.Module):
 
 
 def known(space: Any, distribution: Any, random: Any) -> Known:
-    return Known(np.float32(3.0), distribution.outputs)
+    return Known(np.float32(3.0), distribution.output_size)
 
 
 def value_of(observation: Any) -> float:
@@ -88,10 +89,10 @@ def episodes_of(vector: Vector, steps: int) -> list[list[Any]]:
     whole: list[list[Any]] = [[] for _ in range(vector.count)]
     for _ in range(steps):
         step = vector.step(np.array([len(own) % 3 for own in open_ones]))
-        final = dict(step.final)
+        final = dict(step.final_observations)
         for i in range(vector.count):
-            if step.real is not None and not step.real[i]:
-                assert not open_ones[i], "a row that is no step, within an episode"
+            if step.mask is not None and not step.mask[i]:
+                assert not open_ones[i], "a step that only resets, within an episode"
                 assert step.reward[i] == 0
                 continue
             open_ones[i].append((observation[i].tolist(), float(step.reward[i])))
@@ -137,45 +138,62 @@ def test_environments_may_write_into_one_array() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_that_are_no_steps_are_marked(way: str) -> None:
+def test_steps_that_only_reset_are_masked(way: str) -> None:
     vector = vector_of(way, Scripted, 2)
     vector.reset([0, 1])
     ended = np.zeros(2, bool)
     for _ in range(12):
         step = vector.step(np.zeros(2, int))
         expected = ~ended if way == "next step" and ended.any() else None
-        assert (step.real is None) == (expected is None)
+        assert (step.mask is None) == (expected is None)
         if expected is not None:
-            np.testing.assert_array_equal(step.real, expected)
+            np.testing.assert_array_equal(step.mask, expected)
         ended = np.logical_or(step.terminated, step.truncated)
         first = [i for i in range(2) if step.observation[i][1] == 0]
-        assert sorted(step.begun) == first
-    assert vector.resets_late == (way == "next step")
+        assert sorted(step.started) == first
+    assert vector.has_reset_steps == (way == "next step")
+
+
+def resets_of(count: int, steps: int) -> list[list[int]]:
+    """When environments of "next step" only reset, for each from its seed on."""
+    found: list[list[int]] = []
+    for seed in range(count):
+        resets, t = [], 0
+        for number in range(seed, seed + steps):
+            t += ENDINGS[number % len(ENDINGS)][0] + 1
+            resets.append(t - 1)
+        found.append([t for t in resets if t < steps])
+    return found
 
 
 # Advantages --------------------------------------------------------------------------------------
 
 
-def expected_rows(first: Any, actions: Any, real: Any) -> list[dict[str, Any]]:
+def unprocessed(worker: RolloutWorker) -> Any:
+    """What the worker's postprocessing returns."""
+    return worker._postprocess(worker.weights, worker._rollout())  # pyright: ignore[reportOptionalCall]
+
+
+def expected_rows(first: Any, actions: Any, mask: Any) -> list[dict[str, Any]]:
     """What one scripted environment gives in a row of batches, stepped by hand."""
     environment = Scripted()
     observation, _ = environment.reset(seed=round(float(first[0]) * 10))
     rows: list[dict[str, Any]] = []
     total, length = 0.0, 0
-    for action, is_real in zip(actions, real, strict=True):
-        if not is_real:
-            rows.append({"real": False})
+    for action, is_step in zip(actions, mask, strict=True):
+        if not is_step:
+            rows.append({"mask": False})
             continue
         after, reward, terminated, truncated, _ = environment.step(action)
         total, length = total + reward, length + 1
         ended = terminated or truncated
         rows.append(
             {
-                "real": True,
+                "mask": True,
                 "observation": observation,
                 "reward": reward,
                 "value": value_of(observation),
-                "beyond": 0.0 if terminated else value_of(after),
+                "next_value": 0.0 if terminated else value_of(after),
                 "terminated": terminated,
                 "truncated": truncated,
                 "episode_return": total if ended else np.nan,
@@ -188,15 +206,15 @@ def expected_rows(first: Any, actions: Any, real: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def with_expected_advantages(rows: list[dict[str, Any]], discount: float, trace: float) -> None:
+def with_expected_advantages(rows: list[dict[str, Any]], gamma: float, gae_lambda: float) -> None:
     """Generalized advantages of one batch by their definition: discounted errors until the episode's end."""
     for start, row in enumerate(rows):
-        if not row["real"]:
+        if not row["mask"]:
             continue
         advantage, weight = 0.0, 1.0
         for later in rows[start:]:
-            advantage += weight * (later["reward"] + discount * later["beyond"] - later["value"])
-            weight *= discount * trace
+            advantage += weight * (later["reward"] + gamma * later["next_value"] - later["value"])
+            weight *= gamma * gae_lambda
             if later["terminated"] or later["truncated"]:
                 break
         row["advantage"] = advantage
@@ -204,35 +222,41 @@ def with_expected_advantages(rows: list[dict[str, Any]], discount: float, trace:
 
 
 @pytest.mark.parametrize("scripted_id", list(MODES), indirect=True)
-@pytest.mark.parametrize("vectorization", ["lean", "native"])
-def test_truncation_goes_on_with_the_final_observation_and_termination_does_not(
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_truncation_bootstraps_from_the_final_observation_and_termination_does_not(
     scripted_id: str, vectorization: Any
 ) -> None:
-    discount, trace, length = 0.9, 0.8, 7
+    gamma, gae_lambda, length = 0.9, 0.8, 7
+
+    def add_unfilled_gae(policy: ActorCriticPolicy) -> Any:
+        """As a list, so that the worker leaves steps that only reset as they are."""
+        add = add_gae(policy, gamma=gamma, gae_lambda=gae_lambda)
+        return lambda weights, rollout: [add(weights, rollout)]
+
     spec = WorkerSpec(
         EnvSpec(scripted_id, vectorization=vectorization),
-        environments=3,
-        length=length,
+        num_envs=3,
+        rollout_length=length,
         policy=partial(ActorCriticPolicy, network=known),
-        finish=partial(with_advantages, discount=discount, trace=trace),
-        discount=discount,
+        postprocess=add_unfilled_gae,
+        return_gamma=gamma,
     )
     worker = worker_of(spec)
-    batches = [sampled(worker) for _ in range(4)]
+    batches = [unprocessed(worker)[0] for _ in range(4)]
     for i in range(3):
         actions = np.concatenate([batch["action"][:, i] for batch in batches])
-        real = np.concatenate([batch.get("real", np.ones((length, 3), bool))[:, i] for batch in batches])
+        mask = np.concatenate([batch.get("mask", np.ones((length, 3), bool))[:, i] for batch in batches])
         first = batches[0]["observation"][0, i]
-        rows = expected_rows(first, actions, real)
+        rows = expected_rows(first, actions, mask)
         for number, batch in enumerate(batches):
             own = rows[number * length : (number + 1) * length]
-            with_expected_advantages(own, discount, trace)
+            with_expected_advantages(own, gamma, gae_lambda)
             for t, row in enumerate(own):
-                for name in row.keys() - {"real", "beyond"}:
+                for name in row.keys() - {"mask", "next_value"}:
                     np.testing.assert_allclose(
                         batch[name][t, i], row[name], rtol=1e-5, err_msg=f"{name} at {number}, {t}, {i}"
                     )
-                if not row["real"]:
+                if not row["mask"]:
                     assert np.isnan(batch["episode_return"][t, i])
                     assert not batch["terminated"][t, i]
                     assert not batch["truncated"][t, i]
@@ -240,12 +264,14 @@ def test_truncation_goes_on_with_the_final_observation_and_termination_does_not(
 
 
 @pytest.mark.parametrize("scripted_id", ["next step"], indirect=True)
-@pytest.mark.parametrize("vectorization", ["lean", "native"])
-def test_discounted_returns_begin_anew_with_each_episode(scripted_id: str, vectorization: Any) -> None:
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_discounted_returns_start_over_with_each_episode(scripted_id: str, vectorization: Any) -> None:
     environment = EnvSpec(scripted_id, vectorization=vectorization)
     policy = partial(ActorCriticPolicy, network=known)
-    worker = worker_of(WorkerSpec(environment, environments=2, length=20, policy=policy, discount=0.5))
-    batch = sampled(worker)
+    worker = worker_of(
+        WorkerSpec(environment, num_envs=2, rollout_length=20, policy=policy, return_gamma=0.5)
+    )
+    batch = worker._rollout().columns
     for i in range(2):
         total = 0.0
         for t in range(20):
@@ -256,7 +282,7 @@ def test_discounted_returns_begin_anew_with_each_episode(scripted_id: str, vecto
     worker.close()
 
 
-def test_steps_that_were_none_are_not_counted() -> None:
+def test_steps_that_only_reset_are_not_counted() -> None:
     class Counting:
         def note(self, **numbers: float) -> None:
             self.steps = numbers["steps"]
@@ -265,14 +291,14 @@ def test_steps_that_were_none_are_not_counted() -> None:
     worker = worker_of(scripted_spec(20))
     worker.vector = vector_of("next step", Scripted, 2)
     worker.observation = worker.vector.reset([0, 1])
-    batch = worker.sample(context)
-    assert context.steps == batch["real"].sum() < 40
+    worker.sample(context)
+    assert context.steps == 40 - sum(len(own) for own in resets_of(2, 20)) < 40
     worker.close()
 
 
 def scripted_spec(length: int, **more: Any) -> WorkerSpec:
     policy = more.pop("policy", partial(ActorCriticPolicy, network=known))
-    return WorkerSpec(EnvSpec(Scripted, **more), environments=2, length=length, policy=policy)
+    return WorkerSpec(EnvSpec(Scripted, **more), num_envs=2, rollout_length=length, policy=policy)
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -293,9 +319,9 @@ def test_a_policy_forgets_between_episodes(way: str) -> None:
     worker = worker_of(scripted_spec(25, policy=partial(Counting, network=known)))
     worker.vector = vector_of(way, Scripted, 2)
     worker.observation = worker.vector.reset([0, 1])
-    batch = sampled(worker)
-    real = batch.get("real", np.ones((25, 2), bool))
-    np.testing.assert_array_equal((batch["action"] % 3)[real], (batch["observation"][..., 1] % 3)[real])
+    batch = worker._rollout().columns
+    mask = batch.get("mask", np.ones((25, 2), bool))
+    np.testing.assert_array_equal((batch["action"] % 3)[mask], (batch["observation"][..., 1] % 3)[mask])
     worker.close()
 
 
@@ -351,7 +377,7 @@ def test_observations_of_every_space_are_recorded_as_shown(kind: str) -> None:
         for t in range(6):
             assert_same(take(batch["observation"], (t, i)), shown[t])
     policy: Any = worker.policy
-    evaluate = jax.jit(policy.evaluate)
+    evaluate = jax.jit(policy.evaluate_actions)
     log_prob, entropy, value = evaluate(worker.weights, batch["observation"], batch["action"])
     assert log_prob.shape == entropy.shape == value.shape == (6, 2)
     assert np.isfinite(value).all()
@@ -373,7 +399,7 @@ def test_observations_of_every_space_are_recorded_as_shown(kind: str) -> None:
     ],
 )
 def test_observations_become_vectors(space: Any, value: Any, expected: list[float]) -> None:
-    np.testing.assert_array_equal(encoded(space, jnp.asarray(value)), expected)
+    np.testing.assert_array_equal(flat_features(space, jnp.asarray(value)), expected)
 
 
 def test_parts_of_an_observation_are_joined_and_a_mask_is_not_looked_at() -> None:
@@ -392,7 +418,7 @@ def test_images_may_have_their_channels_first() -> None:
     last = Encoder(spaces.Box(0, 255, (40, 36, 2), np.uint8), np.random.default_rng(0))
     first = Encoder(spaces.Box(0, 255, (2, 40, 36), np.uint8), np.random.default_rng(0))
     np.testing.assert_allclose(last(image), first(np.moveaxis(image, -1, 0)), rtol=1e-5)
-    with pytest.raises(SpaceError, match="images of 20 x 40 are too small; give at least 36 x 36"):
+    with pytest.raises(SpaceError, match="images of 20 x 40 are too small; use at least 36 x 36"):
         Encoder(spaces.Box(0, 255, (20, 40, 3), np.uint8), np.random.default_rng(0))
 
 
@@ -403,7 +429,7 @@ def test_spaces_that_cannot_be_learned_with_are_named() -> None:
     ):
         EnvSpec(lambda: Samples(odd)).make(1)
     with pytest.raises(
-        SpaceError, match=r"acts in spaces of kind Discrete, MultiDiscrete, Box, and .* MultiBinary"
+        SpaceError, match=r"supports action spaces of type Discrete, MultiDiscrete, Box, and .* MultiBinary"
     ):
         ActorCriticPolicy(BOX, spaces.MultiBinary(3))
 
@@ -423,7 +449,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["lean", "next step"])
+@pytest.mark.parametrize("way", ["sync", "next step"])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_environments_are_given_actions_of_their_space(kind: str, way: str) -> None:
     space = ACTIONS[kind]
@@ -436,7 +462,7 @@ def test_environments_are_given_actions_of_their_space(kind: str, way: str) -> N
     policy = ActorCriticPolicy(spaces.Box(-1, 1, (2,)), space)
     vector = vector_of(way, make, 2)
     vector.reset([0, 1])
-    outputs = jnp.zeros((4, 2, policy.distribution.outputs))
+    outputs = jnp.zeros((4, 2, policy.distribution.output_size))
     random = np.random.default_rng(0)
     actions = np.asarray(policy.distribution.sample(outputs, policy.noise(random, 4, 2)))
     for action in actions:
@@ -493,13 +519,13 @@ def test_actions_that_are_not_legal_are_never_taken(kind: str, way: str) -> None
     worker = worker_of(WorkerSpec(EnvSpec(make), 2, 30, ActorCriticPolicy))
     worker.vector = vector_of(way, make, 2)
     worker.observation = worker.vector.reset([0, 1])
-    batch = sampled(worker)
-    real = batch.get("real", np.ones((30, 2), bool))
+    batch = worker._rollout().columns
+    mask = batch.get("mask", np.ones((30, 2), bool))
     seen = batch["observation"]["action_mask"]
     expected = [np.concatenate(mask) if isinstance(mask, tuple) else mask for mask in masks]
     for i in range(2):
         step = 0
-        for t in np.flatnonzero(real[:, i]):
+        for t in np.flatnonzero(mask[:, i]):
             np.testing.assert_array_equal(seen[t, i], expected[step % 3])
             step = 0 if step == (3, 4)[i] else step + 1
     worker.close()
@@ -511,7 +537,7 @@ def test_the_undecidedness_of_masked_policies_is_that_of_legal_actions() -> None
     policy: Any = worker.policy
     weights = {name: 0 * value for name, value in worker.weights.items()}  # all legal actions are as likely
     batch = sampled(worker)
-    _, entropy, _ = policy.evaluate(weights, batch["observation"], batch["action"])
+    _, entropy, _ = policy.evaluate_actions(weights, batch["observation"], batch["action"])
     legal = batch["observation"]["action_mask"]
     expected = np.log(legal[..., :3].sum(-1)) + np.log(legal[..., 3:].sum(-1))
     np.testing.assert_allclose(entropy, expected, atol=1e-6)
@@ -535,12 +561,12 @@ def test_stacked_frames_are_of_one_episode(way: str) -> None:
         for i, own in enumerate(observation):
             np.testing.assert_array_equal(own.reshape(3, 2), newest_of(history[i], 3))
         step = vector.step(np.zeros(2, int))
-        for i, last in step.final:
+        for i, last in step.final_observations:
             assert last[-1] == len(history[i]), "the final observation is the newest frame"
             np.testing.assert_array_equal(last.reshape(3, 2)[:2], newest_of(history[i], 2))
         for i, own in enumerate(step.observation):
             newest = own[-2:].tolist()
-            history[i] = [newest] if i in step.begun else [*history[i], newest]
+            history[i] = [newest] if i in step.started else [*history[i], newest]
         observation = step.observation
     vector.close()
 
@@ -577,14 +603,14 @@ def test_stacked_images_are_images_of_more_channels(kind: str) -> None:
         np.testing.assert_array_equal(policy.seen, observation)
         observation = vector.step(np.zeros(1, int)).observation
     end = vector.step(np.zeros(1, int))
-    np.testing.assert_array_equal(end.final[0][1], joined(environment.seen[2:5]))
+    np.testing.assert_array_equal(end.final_observations[0][1], joined(environment.seen[2:5]))
     np.testing.assert_array_equal(end.observation[0], joined(environment.seen[5:] * 3))
 
 
 class Frames:
     """Keeps what it is shown."""
 
-    compiled = False
+    jit = False
 
     def initial_state(self, size: int) -> Any:
         return ()
@@ -596,7 +622,9 @@ class Frames:
 
 @pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.Box(-1, 1, ())])
 def test_only_arrays_of_numbers_can_be_stacked(space: Any) -> None:
-    with pytest.raises(UnknownEnvironment, match="only arrays of a Box can be stacked, and those of"):
+    with pytest.raises(
+        UnknownEnvironment, match="only Box observations can be stacked, and the observation space of"
+    ):
         EnvSpec(lambda: Samples(space), frame_stack=2).make(1)
 
 
@@ -610,7 +638,7 @@ def test_clipped_rewards_are_learned_from_and_true_returns_recorded() -> None:
     def make() -> Samples:
         return Samples(spaces.Box(-1, 1, (2,)), reward=-2.5)
 
-    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 2, 8, ActorCriticPolicy, clip_reward=True)))
+    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 2, 8, ActorCriticPolicy, clip_rewards=True)))
     assert (batch["reward"] == -1).all()
     returns = batch["episode_return"]
     assert (returns[~np.isnan(returns)] == -10).all()
@@ -654,7 +682,7 @@ def test_a_missing_extra_is_named(error: Exception, extra: str, monkeypatch: pyt
         EnvSpec("CartPole-v1").make(1)
 
 
-@pytest.mark.parametrize("vectorization", ["lean", "native"])
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_odd_options_are_named(vectorization: Any) -> None:
     with pytest.raises(
         UnknownEnvironment, match=r"CartPole-v1 does not take these options \(\{'speed': 3\}\)"
@@ -743,26 +771,26 @@ def test_many_environments_are_stepped_by_a_vector_of_their_own(count: int, kind
 
 
 def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
-    """Until an episode ends; then Gymnasium's vector has a row that is no step."""
-    native, lean = (EnvSpec("CartPole-v1", vectorization=how).make(2) for how in ("native", "lean"))
+    """Until an episode ends; then Gymnasium's vector environment has a step that only resets."""
+    native, sync = (EnvSpec("CartPole-v1", vectorization=how).make(2) for how in ("native", "sync"))
     native.reset([3, 4])
-    lean.reset([3, 4])
+    sync.reset([3, 4])
     state = native.state_dict()["environment"][0]["state"]
-    for one, own in zip(lean._environments, state.T, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
+    for one, own in zip(sync._environments, state.T, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
         one.unwrapped.state = tuple(own)
     for _ in range(6):
-        ours, theirs = (vector.step(np.array([1, 0])) for vector in (lean, native))
+        ours, theirs = (vector.step(np.array([1, 0])) for vector in (sync, native))
         np.testing.assert_allclose(ours.observation, theirs.observation, rtol=1e-5)
         np.testing.assert_array_equal(ours.terminated, theirs.terminated)
     while not (ended := native.step(np.array([1, 0]))).ended:
         pass
     assert ended.terminated.any()
     after = native.step(np.array([1, 0]))
-    assert after.real is not None
-    np.testing.assert_array_equal(~after.real, ended.terminated)
-    assert (np.abs(after.observation[after.begun]) <= 0.05).all()
+    assert after.mask is not None
+    np.testing.assert_array_equal(~after.mask, ended.terminated)
+    assert (np.abs(after.observation[after.started]) <= 0.05).all()
     native.close()
-    lean.close()
+    sync.close()
 
 
 # State -------------------------------------------------------------------------------------------
@@ -799,7 +827,7 @@ def future(environment: Any, actions: Any, steps: int) -> list[Any]:
 )
 def test_a_restored_environment_has_the_same_future(name: str) -> None:
     name = name if name in gymnasium.registry else f"{name[:-1]}4"
-    environment, fresh = (EnvSpec(name, {"max_episode_steps": 40}).one() for _ in range(2))
+    environment, fresh = (EnvSpec(name, {"max_episode_steps": 40}).make_one() for _ in range(2))
     space = environment.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(120)]
@@ -817,17 +845,17 @@ def test_physics_that_cannot_be_saved_is_named() -> None:
     pytest.importorskip("Box2D")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of its bindings, when they are loaded
-        environment = EnvSpec("LunarLander-v3").one()
+        environment = EnvSpec("LunarLander-v3").make_one()
     environment.reset(seed=0)
     with pytest.raises(UnknownState, match=r"LunarLander\.world is of type Box2D\."):
         saved_environments([environment])
     environment.close()
 
 
-@pytest.mark.parametrize("vectorization", ["lean", "native"])
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
     environment = EnvSpec("CartPole-v1", frame_stack=2, vectorization=vectorization)
-    spec = WorkerSpec(environment, 3, 40, ActorCriticPolicy, discount=0.9)
+    spec = WorkerSpec(environment, 3, 40, ActorCriticPolicy, return_gamma=0.9)
     worker, other = worker_of(spec), worker_of(spec, index=5)
     sampled(worker)
     state = through_json(worker.state_dict())
@@ -902,9 +930,9 @@ class Old(Misbehaved):
     ("kind", "options", "reason"),
     [
         (Misbehaved, {"begins": (np.zeros(3), {})}, "the observation has shape (3,) instead of (4,)"),
-        (Misbehaved, {"begins": np.zeros(4)}, "it gave ndarray"),
-        (Misbehaved, {"begins": {0: 1}}, "it gave dict"),
-        (Misbehaved, {"begins": (np.zeros(4), 1)}, "it gave tuple"),
+        (Misbehaved, {"begins": np.zeros(4)}, "it returned ndarray"),
+        (Misbehaved, {"begins": {0: 1}}, "it returned dict"),
+        (Misbehaved, {"begins": (np.zeros(4), 1)}, "it returned tuple"),
         (Old, {}, "unexpected keyword argument 'seed'"),
     ],
 )
@@ -913,7 +941,7 @@ def test_an_environment_that_begins_as_it_should_not(kind: Any, options: Any, re
         EnvSpec(kind, options).make(2)
     text = str(raised.value)
     assert text.startswith(
-        f"reset(seed=...) of {kind.__name__} has to give an observation of its space and a dict ("
+        f"reset(seed=...) of {kind.__name__} must return an observation of its space and a dict ("
     )
     assert reason in text
     assert "check_env" in text
@@ -940,7 +968,7 @@ def test_an_environment_that_goes_on_as_it_should_not(given: Any, reason: str, l
         vector.step(np.zeros(2, int))
     text = str(raised.value)
     wanted = "an observation of its space, a reward, terminated, truncated and a dict ("
-    assert text.startswith(f"step(action) of Misbehaved has to give {wanted}")
+    assert text.startswith(f"step(action) of Misbehaved must return {wanted}")
     assert reason in text
     assert "\n" not in text
 

@@ -20,8 +20,9 @@ LAYERS = (
     {"background_save", "state_codec", "atomic_files", "user_code"},
     {"flow"},
     {"drawing"},
+    {"rate_limiter"},
     {"engine"},
-    {"limits", "rate_limiter"},
+    {"limits"},
 )
 """Packages and modules of the root, from the top down. A layer imports from those below it."""
 KNOWN = {

@@ -15,15 +15,23 @@ from hypothesis import strategies as st
 
 from rollstream.algos import a2c, a3c, ppo
 from rollstream.engine import RollstreamError
-from rollstream.rl.advantages import generalized_advantages
 from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.learner import Diverged, Learner, in_minibatches, shuffled, trained
-from rollstream.rl.normalize import LIMIT, Moments, combined, moments_of, normalized, numbers
-from rollstream.rl.on_policy import explained_variance, mean_of, statistics_of
+from rollstream.rl.gae import bootstrap_values, compute_gae
+from rollstream.rl.learner import Diverged, Learner
+from rollstream.rl.normalize import (
+    CLIP,
+    Moments,
+    combine_moments,
+    compute_moments,
+    flatten_boxes,
+    normalize_observation,
+)
 from rollstream.rl.operators import StandardizeFields
+from rollstream.rl.params import trainable
 from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.updates import explained_variance, minibatch_permutations, scan_minibatches
 
 Weights = dict[str, Any]
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,))
@@ -39,7 +47,7 @@ def test_generalized_advantages_by_their_definition() -> None:
     reward, value, after = random.normal(size=(3, 12, 5))
     terminated, truncated = random.random((2, 12, 5)) < 0.2
     next_value = np.where(terminated, 0.0, after)
-    found = jax.jit(partial(generalized_advantages, discount=0.9, trace=0.7))(
+    found = jax.jit(partial(compute_gae, gamma=0.9, gae_lambda=0.7))(
         reward, value, next_value, terminated | truncated
     )
     for i in range(5):
@@ -52,6 +60,15 @@ def test_generalized_advantages_by_their_definition() -> None:
                 if terminated[k, i] or truncated[k, i]:
                     break
             assert float(found[t, i]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_values_after_a_step_are_bootstrapped() -> None:
+    """From the next observation, the final one of a truncated episode, or not at all after termination."""
+    value, last_value = np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([5.0])
+    final_value = np.array([[np.nan], [7.0], [8.0], [np.nan]])
+    terminated = np.array([[False], [False], [True], [False]])
+    found = bootstrap_values(value, last_value, final_value, terminated)
+    assert np.asarray(found).tolist() == [[2.0], [7.0], [0.0], [5.0]]
 
 
 # A network in numpy ------------------------------------------------------------------------------
@@ -79,9 +96,8 @@ def log_prob_entropy_value(
 
 
 def loss_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, rows: Any) -> dict[str, float]:
-    """Both losses, as their papers have them; rows that are no steps do not count."""
+    """Both losses, as their papers have them."""
     log_prob, entropy, value = log_prob_entropy_value(weights, rows["observation"], rows["action"], kind)
-    real = rows["real"]
     ratio = np.exp(log_prob - rows["log_prob"])
     if algorithm is ppo:
         low, high = 1 - config.clip_range, 1 + config.clip_range
@@ -90,9 +106,9 @@ def loss_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, row
         gain = log_prob * rows["advantage"]
     error = (value - rows["value_target"]) ** 2
     parts = {
-        "policy_gradient_loss": -gain[real].mean(),
-        "value_loss": error[real].mean(),
-        "entropy_loss": -entropy[real].mean(),
+        "policy_gradient_loss": -gain.mean(),
+        "value_loss": error.mean(),
+        "entropy_loss": -entropy.mean(),
     }
     parts["loss"] = (
         parts["policy_gradient_loss"]
@@ -100,29 +116,29 @@ def loss_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, row
         + config.entropy_coefficient * parts["entropy_loss"]
     )
     if algorithm is ppo:
-        parts["clip_fraction"] = (np.abs(ratio - 1) > config.clip_range)[real].mean()
-        parts["approx_kl"] = (ratio - 1 - np.log(ratio))[real].mean()
+        parts["clip_fraction"] = (np.abs(ratio - 1) > config.clip_range).mean()
+        parts["approx_kl"] = (ratio - 1 - np.log(ratio)).mean()
     return parts
 
 
-def slopes_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, rows: Any) -> Weights:
+def gradients_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, rows: Any) -> Weights:
     """The gradient of the loss, by small differences."""
-    slopes = {}
+    grads = {}
     for name, value in weights.items():
-        slopes[name] = np.zeros_like(value)
+        grads[name] = np.zeros_like(value)
         for index in np.ndindex(value.shape):
             sides = []
             for change in (1e-6, -1e-6):
                 moved = value.copy()
                 moved[index] += change
                 sides.append(loss_of(algorithm, config, kind, weights | {name: moved}, rows)["loss"])
-            slopes[name][index] = (sides[0] - sides[1]) / 2e-6
-    return slopes
+            grads[name][index] = (sides[0] - sides[1]) / 2e-6
+    return grads
 
 
-def clipped(slopes: Weights, limit: float) -> Weights:
-    norm = np.sqrt(sum((slope**2).sum() for slope in slopes.values()))
-    return {name: slope * min(1.0, limit / norm) for name, slope in slopes.items()}
+def clipped(grads: Weights, limit: float) -> Weights:
+    norm = np.sqrt(sum((slope**2).sum() for slope in grads.values()))
+    return {name: slope * min(1.0, limit / norm) for name, slope in grads.items()}
 
 
 def in_double(tree: Any) -> Any:
@@ -132,21 +148,21 @@ def in_double(tree: Any) -> Any:
 
 
 def example(algorithm: ModuleType, kind: str, **more: Any) -> tuple[Any, ActorCriticPolicy, Weights, Batch]:
-    """Settings, a policy, weights with some spread, and a batch with some rows that were no steps."""
+    """Settings, a policy, weights with some spread, and a batch."""
     settings = {
         "hidden": (3,),
-        "environments": B,
+        "num_envs": B,
         "rollout_length": T,
         "entropy_coefficient": 0.3,
         "value_coefficient": 0.7,
-        "max_gradient_norm": 0.1,
+        "max_grad_norm": 0.1,
         "learning_rate": 0.01,
         **more,
     }
     if algorithm is ppo:
         settings = {"epochs": 1, "minibatch_size": T * B, **settings}
     config = algorithm.Config(**settings)
-    policy = config.policy(OBSERVATIONS, ACTIONS[kind])
+    policy = algorithm.make_policy(config, OBSERVATIONS, ACTIONS[kind])
     random = np.random.default_rng(1)
     weights = {
         name: (value + random.normal(0, 0.5, np.shape(value))).astype(np.float32)
@@ -164,7 +180,6 @@ def example(algorithm: ModuleType, kind: str, **more: Any) -> tuple[Any, ActorCr
         advantage=random.normal(size=(T, B)),
         value=value,
         value_target=random.normal(size=(T, B)),
-        real=random.random((T, B)) < 0.7,
     )
     return (
         config,
@@ -188,21 +203,21 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
 
     @jax.jit
     def both(weights: Weights, batch: Batch) -> Any:
-        return jax.grad(partial(algorithm.loss, policy, *arguments), has_aux=True)(weights, batch)
+        return jax.grad(partial(algorithm.loss, policy, *arguments, batch), has_aux=True)(weights)
 
-    slopes, metrics = both(weights, batch)
+    grads, metrics = both(weights, batch)
     for name, value in expected.items():
         assert float(metrics[name]) == pytest.approx(value, rel=1e-4), name
     if algorithm is ppo:
         assert 0 < expected["clip_fraction"] < 1, "nothing is clipped, or everything"
-    numeric = slopes_of(algorithm, config, kind, in_double(weights), rows)
+    numeric = gradients_of(algorithm, config, kind, in_double(weights), rows)
     for name in weights:
-        np.testing.assert_allclose(slopes[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(grads[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
     learner = algorithm.learner(config, task(), policy)
     learner.weights = weights
     known = learner.train(batch)
-    limited = clipped(numeric, config.max_gradient_norm)
+    limited = clipped(numeric, config.max_grad_norm)
     for name in weights:
         slope = limited[name]
         if algorithm is ppo:  # Adam's first step
@@ -226,61 +241,27 @@ def test_a_gradient_computed_elsewhere_moves_the_weights_as_one_computed_here() 
     here.weights = there.weights = weights
     here.train(batch)
     compute: Any = a3c.worker(a3c.Config(**vars(config)), task()).gradients
-    there.apply(*jax.jit(compute(policy))(weights, batch), steps=T * B)
+    there.apply_gradients(*jax.jit(compute(policy))(weights, batch), steps=T * B)
     assert here.weights.keys() == there.weights.keys()
     for name, value in here.weights.items():
         np.testing.assert_allclose(there.weights[name], value, rtol=1e-5, atol=1e-6)
-    assert float(there.weights["observation.count"]) == batch["real"].sum()
+    assert float(there.weights["observation.count"]) == T * B
     assert (there.version, there.steps) == (1, T * B)
-
-
-def test_rows_that_are_no_steps_change_nothing() -> None:
-    config, policy, weights, batch = example(ppo, "discrete", normalize_observations=True)
-    other = Batch(batch)
-    for name in ("advantage", "value_target", "observation"):
-        where = batch["real"] if name != "observation" else batch["real"][..., None]
-        other[name] = np.where(where, batch[name], 7.0).astype(np.float32)
-    learner = ppo.learner(config, task(), policy)
-    state, results = learner.state, []
-    for own in (batch, other):
-        learner.weights, learner.state, learner.version = weights, state, 0
-        learner.train(own)
-        results.append(learner.weights)
-    for name in weights:
-        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-6, atol=1e-7, err_msg=name)
-
-
-def test_the_mean_is_over_steps() -> None:
-    values, real = np.array([1.0, 2.0, 30.0]), np.array([True, True, False])
-    assert float(mean_of(values, {"real": real})) == 1.5
-    assert float(mean_of(values, {})) == 11
-    assert float(mean_of(values, {"real": real & False})) == 0
 
 
 def test_explained_variance() -> None:
     target = np.array([1.0, 2.0, 3.0, 4.0])
-
-    def explained(target: np.ndarray, value: np.ndarray, **more: np.ndarray) -> float:
-        return float(explained_variance({"value_target": target, "value": value, **more}))
-
-    assert explained(target, target + 5) == 1
-    assert explained(target, np.zeros(4)) == 0
-    assert explained(target, -target) == pytest.approx(-3)
-    assert np.isnan(explained(np.ones(4), target))
-    no_step = np.append(target, 1e6)
-    assert explained(no_step, np.zeros(5), real=np.arange(5) < 4) == 0
+    assert float(explained_variance(target + 5, target)) == 1
+    assert float(explained_variance(np.zeros(4), target)) == 0
+    assert float(explained_variance(-target, target)) == pytest.approx(-3)
+    assert np.isnan(explained_variance(target, np.ones(4)))
 
 
-def test_standardized_columns_have_mean_0_and_deviation_1_over_steps() -> None:
-    random = np.random.default_rng(2)
-    column, real = random.normal(3, 5, (6, 4)).astype(np.float32), random.random((6, 4)) < 0.6
-    result = StandardizeFields(["advantage"])(Batch(advantage=column, real=real, reward=column))
+def test_standardized_columns_have_mean_0_and_deviation_1() -> None:
+    column = np.random.default_rng(2).normal(3, 5, (6, 4)).astype(np.float32)
+    result = StandardizeFields(["advantage"])(Batch(advantage=column, reward=column))
     assert result["reward"] is column
-    np.testing.assert_allclose(
-        result["advantage"], (column - column[real].mean()) / column[real].std(), rtol=1e-5
-    )
-    plain = StandardizeFields(["advantage"])(Batch(advantage=column))
-    np.testing.assert_allclose(plain["advantage"], (column - column.mean()) / column.std(), rtol=1e-5)
+    np.testing.assert_allclose(result["advantage"], (column - column.mean()) / column.std(), rtol=1e-5)
     same = StandardizeFields(["advantage"])(Batch(advantage=np.ones((2, 2), np.float32)))
     np.testing.assert_array_equal(same["advantage"], np.zeros((2, 2)))
 
@@ -291,21 +272,21 @@ def test_standardized_columns_have_mean_0_and_deviation_1_over_steps() -> None:
 @given(count=st.integers(1, 40), epochs=st.integers(1, 3), data=st.data())
 def test_every_row_comes_up_once_an_epoch(count: int, epochs: int, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([size for size in range(1, count + 1) if count % size == 0]))
-    order = shuffled(np.random.default_rng(0), count, epochs=epochs, size=size)
+    order = minibatch_permutations(np.random.default_rng(0), count, epochs=epochs, minibatch_size=size)
     assert order.shape == (epochs * count // size, size)
     for epoch in order.reshape(epochs, count):
         assert sorted(epoch) == list(range(count))
 
 
 def test_epochs_are_in_different_orders() -> None:
-    first, second = shuffled(np.random.default_rng(0), 50, epochs=2, size=50)
+    first, second = minibatch_permutations(np.random.default_rng(0), 50, epochs=2, minibatch_size=50)
     assert (first != second).any()
     assert (first != np.arange(50)).any()
 
 
 def test_minibatches_see_the_rows_of_the_order_one_after_the_other() -> None:
     rows = {"a": jnp.arange(6), "b": {"c": -jnp.arange(6)}}
-    order = shuffled(np.random.default_rng(3), 6, epochs=2, size=3)
+    order = minibatch_permutations(np.random.default_rng(3), 6, epochs=2, minibatch_size=3)
 
     def step(carry: Any, own: Any) -> Any:
         seen, number = carry
@@ -314,34 +295,36 @@ def test_minibatches_see_the_rows_of_the_order_one_after_the_other() -> None:
             "none": jnp.sum(own["a"] + own["b"]["c"]),
         }
 
-    (seen, number), metrics = in_minibatches(step, (jnp.zeros((4, 3), int), 0), rows, order)
+    (seen, number), metrics = scan_minibatches(step, (jnp.zeros((4, 3), int), 0), rows, order)
     np.testing.assert_array_equal(seen, order)
     assert int(number) == 4
     assert float(metrics["sum"]) == 7.5, "the mean over minibatches of the sum"
     assert float(metrics["none"]) == 0
 
 
-def test_the_first_minibatch_that_comes_to_no_number_is_the_one_that_is_told_of() -> None:
+def test_the_first_minibatch_that_is_not_finite_is_reported() -> None:
     def step(carry: Any, own: Any) -> Any:
         loss = jnp.sum(own["a"] / own["b"])
         return carry + loss, {"loss": loss, "size": carry + jnp.sum(own["b"])}
 
     rows = {"a": jnp.arange(4.0), "b": jnp.array([1.0, 1.0, 0.0, 1.0])}
     order = np.array([[0, 1], [2, 3], [1, 3]])
-    carry, metrics = in_minibatches(step, jnp.float32(0), rows, order)
+    carry, metrics = scan_minibatches(step, jnp.float32(0), rows, order)
     assert np.isinf(carry)
     assert np.isinf(metrics["loss"])
-    assert float(metrics["size"]) == 2, "which is no number only in the minibatch after"
+    assert float(metrics["size"]) == 2, "which is infinite only in the minibatch after"
 
 
 def test_what_is_random_in_updates_depends_on_seed_and_version_alone() -> None:
     _, policy, _, batch = example(ppo, "discrete")
 
-    def update(weights: Weights, state: Any, _: Batch, noise: Any, settings: Any) -> Any:
+    def update(weights: Weights, state: Any, _: Batch, noise: Any, schedules: Any) -> Any:
         return weights, state, {"noise": noise}
 
     def drawn(seed: int, version: int = 0) -> list[float]:
-        learner = Learner(policy, update, optax.identity(), noise=lambda random: random.random(), seed=seed)
+        learner = Learner(
+            policy, update, optax.identity(), random_inputs=lambda random: random.random(), seed=seed
+        )
         learner.version = version
         return [learner.train(batch)["noise"] for _ in range(3)]
 
@@ -357,23 +340,22 @@ def test_moments_of_parts_are_those_of_all() -> None:
     random = np.random.default_rng(4)
     parts = [random.normal(50, 3, (count, 2)).astype(np.float32) for count in (5, 1, 40, 7)]
     moments = Moments.empty(2)
-    assert np.asarray(moments.scale).tolist() == [1, 1]
+    assert np.asarray(moments.std).tolist() == [1, 1]
     for part in parts:
-        moments = combined(moments, moments_of(part))
+        moments = combine_moments(moments, compute_moments(part))
     together = np.concatenate(parts).astype(np.float64)
     assert float(moments.count) == 53
     np.testing.assert_allclose(moments.mean, together.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(moments.scale, together.std(0), rtol=1e-4)
-    again = Moments.of(moments.named("observation"), "observation")
+    np.testing.assert_allclose(moments.std, together.std(0), rtol=1e-4)
+    again = Moments.from_weights(moments.as_weights("observation"), "observation")
     assert again is not moments
     np.testing.assert_array_equal(again.mean, moments.mean)
 
 
-def test_moments_of_steps_alone() -> None:
-    values, real = np.array([1.0, 5.0, 900.0], np.float32), np.array([True, True, False])
-    moments = moments_of(values, real)
+def test_moments_of_nothing_change_nothing() -> None:
+    moments = compute_moments(np.array([1.0, 5.0], np.float32))
     assert [float(part) for part in moments] == [2, 3, 8]
-    nothing = combined(moments, moments_of(values, real & False))
+    nothing = combine_moments(moments, Moments.empty())
     assert [float(part) for part in nothing] == [2, 3, 8]
 
 
@@ -392,9 +374,9 @@ def test_numbers_are_normalized_and_nothing_else() -> None:
     SPACE.seed(0)
     samples = [SPACE.sample() for _ in range(30)]
     together = {name: np.stack([sample[name] for sample in samples]) for name in SPACE.spaces}
-    vectors = numbers(SPACE, together)
+    vectors = flatten_boxes(SPACE, together)
     assert vectors.shape == (30, 5)
-    result = normalized(SPACE, together, moments_of(vectors))
+    result = normalize_observation(SPACE, together, compute_moments(vectors))
     for name in ("choice", "image", "action_mask"):
         np.testing.assert_array_equal(result[name], together[name])
     for name in ("matrix", "number"):
@@ -403,14 +385,14 @@ def test_numbers_are_normalized_and_nothing_else() -> None:
             result[name], (column - column.mean(0)) / column.std(0), rtol=1e-4, atol=1e-4
         )
     far = together | {"number": np.full(30, 1e6, np.float32)}
-    assert (np.asarray(normalized(SPACE, far, moments_of(vectors))["number"]) == LIMIT).all()
+    assert (np.asarray(normalize_observation(SPACE, far, compute_moments(vectors))["number"]) == CLIP).all()
 
 
 def test_nothing_to_normalize_is_no_error() -> None:
-    policy = ActorCriticPolicy(spaces.Discrete(3), spaces.Discrete(2), normalize=True)
-    assert not policy.normalize
+    policy = ActorCriticPolicy(spaces.Discrete(3), spaces.Discrete(2), normalize_observations=True)
+    assert not policy.normalize_observations
     batch = Batch(observation=np.zeros((2, 2), int))
-    assert statistics_of(policy, batch) == {}
+    assert policy.batch_statistics(batch) == {}
 
 
 def test_the_learner_keeps_statistics_of_steps_and_normalizes_by_them() -> None:
@@ -422,17 +404,18 @@ def test_the_learner_keeps_statistics_of_steps_and_normalizes_by_them() -> None:
     learner.weights = weights
     learner.train(batch)
     learner.train(batch)
-    rows, returns = batch["observation"][batch["real"]], batch["discounted_return"][batch["real"]]
-    observation, scaled = Moments.of(learner.weights, "observation"), Moments.of(learner.weights, "return")
+    rows, returns = batch["observation"].reshape(T * B, 2), batch["discounted_return"]
+    observation = Moments.from_weights(learner.weights, "observation")
+    scaled = Moments.from_weights(learner.weights, "return")
     assert float(observation.count) == 2 * len(rows)
     np.testing.assert_allclose(observation.mean, rows.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(observation.scale, rows.std(0), rtol=1e-4)
-    np.testing.assert_allclose(scaled.scale, returns.std(), rtol=1e-4)
+    np.testing.assert_allclose(observation.std, rows.std(0), rtol=1e-4)
+    np.testing.assert_allclose(scaled.std, returns.std(), rtol=1e-4)
     brought = (rows - rows.mean(0)) / rows.std(0)
-    plain = config.__class__(hidden=(3,)).policy(OBSERVATIONS, ACTIONS["discrete"])
+    plain = a2c.make_policy(a2c.Config(hidden=(3,)), OBSERVATIONS, ACTIONS["discrete"])
     np.testing.assert_allclose(
         policy.value(learner.weights, rows),
-        plain.value(trained(learner.weights), brought),
+        plain.value(trainable(learner.weights), brought),
         rtol=1e-3,
         atol=1e-4,
     )
@@ -442,7 +425,7 @@ def test_the_learner_keeps_statistics_of_steps_and_normalizes_by_them() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [ppo, a2c], ids=["ppo", "a2c"])
-def test_what_is_no_number_stops_the_update(algorithm: ModuleType) -> None:
+def test_nan_stops_the_update(algorithm: ModuleType) -> None:
     config, policy, weights, batch = example(algorithm, "discrete")
     learner = algorithm.learner(config, task(), policy)
     learner.weights = weights
@@ -454,7 +437,7 @@ def test_what_is_no_number_stops_the_update(algorithm: ModuleType) -> None:
         ("observation", "entropy_loss is nan in update 2, and so are policy_gradient_loss, value_loss"),
     ):
         broken = batch[column].copy()
-        broken[batch["real"]] = np.nan
+        broken[:] = np.nan
         with pytest.raises(Diverged, match=named):
             learner.train(Batch(batch | {column: broken}))
         assert learner.weights is before
@@ -463,23 +446,22 @@ def test_what_is_no_number_stops_the_update(algorithm: ModuleType) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_gradient_that_is_no_number_stops_the_update() -> None:
+def test_an_infinite_gradient_stops_the_update() -> None:
     config, policy, weights, _ = example(a2c, "discrete")
     learner = a3c.learner(a3c.Config(**vars(config)), task(), policy)
     learner.weights = weights
     with pytest.raises(Diverged, match="gradient_norm is inf in update 1"):
-        learner.apply(trained(weights), {"loss": 1.0, "gradient_norm": np.inf}, 5)
+        learner.apply_gradients(trainable(weights), {"loss": 1.0, "gradient_norm": np.inf}, 5)
     assert learner.weights is weights
     assert (learner.version, learner.steps) == (0, 0)
-    learner.apply(trained(weights), {"loss": 1.0, "explained_variance": np.nan}, 5)
+    learner.apply_gradients(trainable(weights), {"loss": 1.0, "explained_variance": np.nan}, 5)
     assert (learner.version, learner.steps) == (1, 5)
 
 
 def test_weights_of_another_network_are_refused() -> None:
     config, policy, _, _ = example(a2c, "discrete")
-    state = a2c.learner(
-        a2c.Config(hidden=(5,)), task(), a2c.Config(hidden=(5,)).policy(OBSERVATIONS, ACTIONS["discrete"])
-    ).state_dict()
+    other = a2c.Config(hidden=(5,))
+    state = a2c.learner(other, task(), a2c.make_policy(other, OBSERVATIONS, ACTIONS["discrete"])).state_dict()
     with pytest.raises(
         RollstreamError, match=r"these weights are of another network: network.actor.* is \(5,\), not \(3,\)"
     ):
@@ -491,12 +473,12 @@ def test_minibatches_must_fit_the_batch() -> None:
         ppo.Config(minibatch_size=100)
 
 
-def test_settings_fall_until_the_end_of_the_training() -> None:
+def test_schedules_decay_to_the_end_of_the_training() -> None:
     config = ppo.Config(learning_rate=0.4, learning_rate_decay=True, clip_range=0.2, clip_range_decay=True)
-    assert config.settings(0.25) == pytest.approx({"learning_rate": 0.3, "clip_range": 0.15})
-    assert ppo.Config(learning_rate=0.4).settings(0.25) == {"learning_rate": 0.4, "clip_range": 0.2}
+    assert config.schedules(0.25) == pytest.approx({"learning_rate": 0.3, "clip_range": 0.15})
+    assert ppo.Config(learning_rate=0.4).schedules(0.25) == {"learning_rate": 0.4, "clip_range": 0.2}
     _, policy, weights, _ = example(a2c, "discrete")
     learner = a3c.learner(a3c.Config(learning_rate=0.4, learning_rate_decay=True), task(steps=48), policy)
     learner.weights = weights
-    rates = [learner.apply(trained(weights), {}, T * B)["learning_rate"] for _ in range(6)]
+    rates = [learner.apply_gradients(trainable(weights), {}, T * B)["learning_rate"] for _ in range(6)]
     assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1, 0, 0])

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from small_envs import sampled, worker_of
 
-from rollstream.rl.actor_critic import with_advantages
 from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.gae import add_gae
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.vector import NativeVector, SyncVector, Vector
@@ -55,12 +55,12 @@ class Masked(gymnasium.Env[Any, Any]):
 
 
 def vector_of(way: str, make: Any) -> Vector:
-    if way == "lean":
+    if way == "sync":
         return SyncVector(make, 2)
     return NativeVector(SyncVectorEnv([make] * 2, autoreset_mode=MODES[way]))
 
 
-@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("way", ["sync", *MODES])
 def test_the_last_observation_needs_no_mask(way: str) -> None:
     vector = vector_of(way, partial(Masked, silent=-1))
     assert vector.reset([4, 5])["action_mask"].tolist() == [[1, 1, 0], [1, 1, 0]]
@@ -70,17 +70,17 @@ def test_the_last_observation_needs_no_mask(way: str) -> None:
         over = step.ended if way == "next step" else []
         expected = [[1, 1, 1] if index in over else [1, 1, 0] for index in range(2)]
         assert step.observation["action_mask"].tolist() == expected
-        finals += [last["action_mask"].tolist() for _, last in step.final]
+        finals += [last["action_mask"].tolist() for _, last in step.final_observations]
     assert finals == [[1, 1, 1]] * (0 if way == "next step" else 7)
     vector.close()
 
 
-@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("way", ["sync", *MODES])
 def test_an_observation_to_act_on_needs_one(way: str) -> None:
     vector = vector_of(way, partial(Masked, silent=1))
     vector.reset([0, 1])
     with pytest.raises(
-        SpaceError, match=r"(Masked|VectorEnv) told by info\['action_mask'\] .* not after a step"
+        SpaceError, match=r"(Masked|VectorEnv) reports info\['action_mask'\] .* not after a step"
     ):
         vector.step(np.zeros(2, int))
     vector.close()
@@ -88,13 +88,13 @@ def test_an_observation_to_act_on_needs_one(way: str) -> None:
 
 def test_a_worker_bootstraps_from_a_last_observation_without_mask() -> None:
     make = partial(gymnasium.wrappers.TimeLimit, Masked(silent=2), max_episode_steps=2)
-    finish = partial(with_advantages, discount=0.9, trace=0.9)
-    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 1, 8, ActorCriticPolicy, finish)))
+    postprocess = partial(add_gae, gamma=0.9, gae_lambda=0.9)
+    batch = sampled(worker_of(WorkerSpec(EnvSpec(make), 1, 8, ActorCriticPolicy, postprocess)))
     assert batch["truncated"].sum() == 4
     assert (batch["action"] < 2).all()
 
 
-@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("way", ["sync", *MODES])
 @pytest.mark.parametrize("mask", [[[1, 0], [1, 1, 0]], ([1, 0], [1, 1, 0]), [1, 0, 1, 1, 0]])
 def test_a_mask_may_be_a_list(way: str, mask: Any) -> None:
     class Two(Masked):
@@ -125,7 +125,7 @@ class ToldTwice(Masked):
         return {"observation": super().shown(), "action_mask": LEGAL}
 
 
-@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("way", ["sync", *MODES])
 def test_a_mask_that_is_told_twice_counts_once(way: str) -> None:
     vector = vector_of(way, ToldTwice)
     assert vector.observation_space == ToldTwice().observation_space

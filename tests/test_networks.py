@@ -45,7 +45,7 @@ def test_all_actions_are_about_as_likely_at_first() -> None:
     observations = np.random.default_rng(1).uniform(-1, 1, (50, 6)).astype(np.float32)
     for seed in range(3):
         for action in range(4):
-            log_prob = policy.evaluate(policy.init(seed), observations, np.full(50, action))[0]
+            log_prob = policy.evaluate_actions(policy.init(seed), observations, np.full(50, action))[0]
             np.testing.assert_allclose(np.exp(log_prob), 0.25, atol=0.02)
 
 

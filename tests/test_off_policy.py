@@ -89,25 +89,25 @@ class Catch(gymnasium.Env[Any, Any]):
 # Learning ----------------------------------------------------------------------------------------
 
 CONTINUOUS = {
-    "environments": 2,
-    "updates": 2,
+    "num_envs": 2,
+    "gradient_steps": 2,
     "batch_size": 32,
     "hidden": (32,),
     "learning_starts": 100,
     "learning_rate": 3e-3,
-    "discount": 0.9,
+    "gamma": 0.9,
     "report_every": 100,
-    "target_rate": 0.02,
+    "tau": 0.02,
 }
 DISCRETE = {
-    "environments": 4,
+    "num_envs": 4,
     "rollout_length": 2,
-    "updates": 4,
+    "gradient_steps": 4,
     "batch_size": 64,
     "hidden": (32,),
     "learning_starts": 200,
     "learning_rate": 2e-3,
-    "discount": 0.95,
+    "gamma": 0.95,
     "report_every": 200,
 }
 
@@ -120,7 +120,8 @@ DISCRETE = {
             "CartPole-v1",
             6_000,
             35,
-            DISCRETE | {"target_every": 100, "exploration_fraction": 0.3, "hidden": (64,), "n_step": 3},
+            DISCRETE
+            | {"target_update_interval": 100, "exploration_fraction": 0.3, "hidden": (64,), "n_step": 3},
         ),
         (
             "dqn",
@@ -129,23 +130,23 @@ DISCRETE = {
             35,
             DISCRETE
             | {
-                "target_every": 50,
+                "target_update_interval": 50,
                 "exploration_fraction": 0.3,
                 "hidden": (64,),
-                "atoms": 21,
+                "num_atoms": 21,
                 "value_range": (0.0, 20.0),
                 "dueling": True,
                 "n_step": 3,
                 "priority_exponent": 0.5,
             },
         ),
-        ("dqn", Signals, 2_400, 14, DISCRETE | {"target_every": 50, "discount": 0.5}),
+        ("dqn", Signals, 2_400, 14, DISCRETE | {"target_update_interval": 50, "gamma": 0.5}),
         (
             "sac",
             Signals,
             2_400,
             12.5,
-            DISCRETE | {"discount": 0.5, "target_rate": 0.02, "target_entropy": 0.1},
+            DISCRETE | {"gamma": 0.5, "tau": 0.02, "target_entropy": 0.1},
         ),
         ("sac", Home, 1_400, -5, CONTINUOUS),
         ("td3", Home, 1_400, -5, CONTINUOUS),
@@ -156,14 +157,14 @@ DISCRETE = {
             1_200,
             0.3,
             {
-                "environments": 4,
+                "num_envs": 4,
                 "rollout_length": 3,
-                "updates": 2,
+                "gradient_steps": 2,
                 "batch_size": 32,
                 "hidden": (32,),
                 "learning_starts": 120,
                 "learning_rate": 5e-4,
-                "target_every": 25,
+                "target_update_interval": 25,
                 "exploration_fraction": 0.5,
                 "report_every": 120,
             },
@@ -174,20 +175,20 @@ DISCRETE = {
             6_000,
             35,
             {
-                "environments": 4,
+                "num_envs": 4,
                 "rollout_length": 20,
                 "batch_size": 64,
                 "learning_starts": 400,
                 "learning_rate": 2e-3,
                 "hidden": (64,),
-                "discount": 0.95,
-                "target_every": 50,
+                "gamma": 0.95,
+                "target_update_interval": 50,
                 "exploration_fraction": 0.3,
                 "report_every": 200,
                 "samples_per_insert": 16.0,
-                "atoms": 21,
+                "num_atoms": 21,
                 "value_range": (0.0, 20.0),
-                "boldest": 0.2,
+                "epsilon_base": 0.2,
             },
         ),
     ],
@@ -215,8 +216,8 @@ def test_returns_rise(
 # Reports -----------------------------------------------------------------------------------------
 
 NAMES = {
-    "dqn": {"loss", "epsilon", "beta", "value"},
-    "apex": {"loss", "epsilon", "beta", "value"},
+    "dqn": {"loss", "beta", "q_value"},
+    "apex": {"loss", "beta", "q_value"},
     "sac": {"actor_loss", "critic_loss", "ent_coef", "entropy"},
     "td3": {"actor_loss", "critic_loss"},
     "ddpg": {"actor_loss", "critic_loss"},
@@ -232,7 +233,8 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
     assert all(np.isfinite(value) for value in report.values())
     assert {"replay/size", "replay/lost" if name == "apex" else "replay/samples_per_insert"} <= report.keys()
-    assert "surprise" not in report
+    assert "td_error" not in report
+    assert ("rollout/exploration_rate" in report) == (name in ("dqn", "apex"))
     if name != "apex":
         assert report["replay/size"] == report["time/total_timesteps"]
 
@@ -241,9 +243,9 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     ("name", "settings", "ratio"),
     [
         ("dqn", {}, 2 * 16 / 16),
-        ("dqn", {"n_step": 3, "updates": 1}, 16 / 16),
+        ("dqn", {"n_step": 3, "gradient_steps": 1}, 16 / 16),
         ("sac", {}, 16 / 2),
-        ("td3", {"updates": 3, "rollout_length": 4}, 3 * 16 / 8),
+        ("td3", {"gradient_steps": 3, "rollout_length": 4}, 3 * 16 / 8),
     ],
 )
 def test_every_transition_is_learned_from_as_often_as_configured(
@@ -272,7 +274,7 @@ def test_nothing_is_learned_before_there_is_enough(name: str) -> None:
     starts = 100
     settings = {"learning_starts": starts, "report_every": 1}
     with training(name, "inline", HOMES[name], **settings) as (plan, workers):
-        size = 20 if name == "apex" else workers.spec.environments * 2 * workers.spec.length
+        size = 20 if name == "apex" else workers.spec.num_envs * 2 * workers.spec.rollout_length
         for _ in range(200 // size):
             before = workers.learner.weights
             steps = next(plan)["time/total_timesteps"]
@@ -293,12 +295,12 @@ def test_the_learner_knows_how_much_of_the_training_is_done() -> None:
                 assert workers.learner.steps == report["time/total_timesteps"] - 16  # of the round before
                 done = (report["time/total_timesteps"] - 32) / 320
                 second = min(1.0, (done + 16 / 320) / 0.5)  # the first of a round brings its steps
-                assert report["train/epsilon"] == pytest.approx(1 - 0.9 * second)
+                assert report["rollout/exploration_rate"] == pytest.approx(1 - 0.9 * second)
 
 
 # The same everywhere, and on -----------------------------------------------------------------------
 
-RAINBOW = {"n_step": 3, "priority_exponent": 0.6, "atoms": 5, "dueling": True, "buffer_size": 60}
+RAINBOW = {"n_step": 3, "priority_exponent": 0.6, "num_atoms": 5, "dueling": True, "buffer_size": 60}
 
 
 ALIKE = {"dqn": RAINBOW, "sac": {"environment": "Pendulum-v1"}}
@@ -398,14 +400,16 @@ def test_an_action_space_that_does_not_fit_is_named(name: str, environment: Any,
     algorithm = ALGORITHMS[name]
     with (
         rs.engine("inline") as engine,
-        pytest.raises(SpaceError, match=rf"^{name} acts in spaces of kind {kinds}[^\n]*$"),
+        pytest.raises(SpaceError, match=rf"^{name} supports action spaces of type {kinds}[^\n]*$"),
     ):
         algorithm.workers(engine, algorithm.config(), Task(EnvSpec(environment), 10_000))
 
 
 @pytest.mark.parametrize("name", HOMES)
 def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
-    with pytest.raises(rs.RollstreamError, match="learning_starts=100 is more than buffer_size=99 can hold"):
+    with pytest.raises(
+        rs.RollstreamError, match="learning_starts=100 is more than buffer_size=99, so training would never"
+    ):
         ALGORITHMS[name].config(learning_starts=100, buffer_size=99)
     assert ALGORITHMS[name].config(learning_starts=100, buffer_size=100).buffer_size == 100
 
@@ -413,10 +417,10 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "workers", "first"),
     [
-        ("dqn", {"learning_starts": 990, "environments": 1, "rollout_length": 4}, 0, 992),
-        ("dqn", {"learning_starts": 990, "environments": 2, "rollout_length": 4, "n_step": 5}, 0, 1000),
+        ("dqn", {"learning_starts": 990, "num_envs": 1, "rollout_length": 4}, 0, 992),
+        ("dqn", {"learning_starts": 990, "num_envs": 2, "rollout_length": 4, "n_step": 5}, 0, 1000),
         ("sac", {"learning_starts": 999}, 0, 999),
-        ("apex", {"learning_starts": 990, "environments": 4, "rollout_length": 10}, 2, 1000),
+        ("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1000),
     ],
 )
 def test_a_training_that_ends_before_it_learns_is_refused(
@@ -424,7 +428,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
 ) -> None:
     algorithm, environment = ALGORITHMS[name], "CartPole-v1" if name != "sac" else "Pendulum-v1"
     usual: Any = {"env": environment, "config": settings, "workers": workers, "engine": "inline"}
-    told = rf"first update is after {first:,} steps, .* ends after {first:,};"
+    told = rf"training ends after {first:,} steps, before the first update after {first:,} steps"
     with pytest.raises(rs.RollstreamError, match=told):
         rs.train(name, steps=first, quiet=True, **usual)
     settings |= {"report_every": 1, "hidden": (4,), "batch_size": 4}
@@ -432,31 +436,33 @@ def test_a_training_that_ends_before_it_learns_is_refused(
         task = Task(EnvSpec(environment), first + 60, workers=workers)
         config = algorithm.config(**settings)
         learners = algorithm.workers(engine, config, task)
-        begun = (report for report in algorithm.plan(learners, config) if learners.learner.version)
-        ahead = next(begun)["time/total_timesteps"] - first
-        assert 0 < ahead <= config.steps_at_once(workers) * (4 if name == "apex" else 1)
+        started = (report for report in algorithm.plan(learners, config) if learners.learner.version)
+        ahead = next(started)["time/total_timesteps"] - first
+        assert 0 < ahead <= config.steps_per_iteration(workers) * (4 if name == "apex" else 1)
 
 
-def test_environments_and_shards_are_shared_out() -> None:
+def test_environments_and_shards_are_divided_among_workers() -> None:
     apex = ALGORITHMS["apex"]
     task = Task(EnvSpec("CartPole-v1"), 10_000, workers=3)
-    with pytest.raises(rs.RollstreamError, match="8 environments cannot be shared out evenly among 3 work"):
+    with pytest.raises(rs.RollstreamError, match="8 environments cannot be divided evenly among 3 work"):
         apex.worker(apex.config(), task)
-    with pytest.raises(rs.RollstreamError, match="2 environments cannot be shared out evenly among 3 work"):
-        rs.train("apex", env="CartPole-v1", steps=10_000, workers=3, config={"environments": 2}, quiet=True)
-    with pytest.raises(rs.RollstreamError, match="4 shards cannot remember for 3 workers: set shards to"):
-        apex.worker(apex.config(environments=6, shards=4), task)
-    assert apex.worker(apex.config(environments=6, shards=3), task).environments == 2
+    with pytest.raises(rs.RollstreamError, match="2 environments cannot be divided evenly among 3 work"):
+        rs.train("apex", env="CartPole-v1", steps=10_000, workers=3, config={"num_envs": 2}, quiet=True)
+    with pytest.raises(
+        rs.RollstreamError, match="4 replay shards cannot be filled by 3 workers: set replay_shards to"
+    ):
+        apex.worker(apex.config(num_envs=6, replay_shards=4), task)
+    assert apex.worker(apex.config(num_envs=6, replay_shards=3), task).num_envs == 2
 
 
-def test_every_environment_of_apex_is_bold_in_its_own_way() -> None:
+def test_every_environment_of_apex_has_its_own_epsilon() -> None:
     apex = ALGORITHMS["apex"]
-    spec = apex.worker(apex.config(environments=4), Task(EnvSpec("CartPole-v1"), 10_000, workers=2))
-    assert spec.vary is not None
+    spec = apex.worker(apex.config(num_envs=4), Task(EnvSpec("CartPole-v1"), 10_000, workers=2))
+    assert spec.exploration is not None
     late, early = ({"epsilon": np.float32(own)} for own in (0.0, 1.0))
-    found = np.concatenate([spec.vary(late, index)["epsilon"][:, 0] for index in (0, 1)])
+    found = np.concatenate([spec.exploration(late, index)["epsilon"][:, 0] for index in (0, 1)])
     np.testing.assert_allclose(found, 0.4 ** (1 + 7 * np.arange(4) / 3), rtol=1e-5)
-    assert spec.vary(early, 0)["epsilon"].tolist() == [[1.0], [1.0]]
+    assert spec.exploration(early, 0)["epsilon"].tolist() == [[1.0], [1.0]]
 
 
 def test_settings_of_these_tests_are_those_of_the_algorithms() -> None:

@@ -11,11 +11,13 @@ import pytest
 from gymnasium import spaces
 
 from rollstream.algos import ddpg, dqn, sac, td3
-from rollstream.rl.action_distributions import LOG_STD, Squashed
+from rollstream.rl.action_distributions import LOG_STD_RANGE, TanhNormal
 from rollstream.rl.algorithm import Task
+from rollstream.rl.critics import Critics
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.learner import Diverged, trained
-from rollstream.rl.off_policy import Critics, polyak, returns
+from rollstream.rl.learner import Diverged
+from rollstream.rl.params import trainable
+from rollstream.rl.updates import n_step_returns, polyak_update
 
 Weights = dict[str, Any]
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,))
@@ -37,7 +39,7 @@ def moved(weights: Weights, seed: int) -> Weights:
     random = np.random.default_rng(seed)
     return {
         name: (np.asarray(value) + random.normal(0, 0.8, np.shape(value))).astype(np.float32)
-        for name, value in trained(weights).items()
+        for name, value in trainable(weights).items()
     }
 
 
@@ -47,24 +49,24 @@ def layers(weights: Weights, x: Any, name: str = "network", head: str = "head") 
     return hidden @ weights[f"{name}.{head}.weight"].T + weights[f"{name}.{head}.bias"]
 
 
-def slopes_of(loss: Callable[[Weights], float], weights: Weights) -> Weights:
+def gradients_of(loss: Callable[[Weights], float], weights: Weights) -> Weights:
     """The gradient, by small differences."""
-    slopes = {}
+    grads = {}
     for name, value in weights.items():
-        slopes[name] = np.zeros_like(value)
+        grads[name] = np.zeros_like(value)
         for index in np.ndindex(value.shape):
             sides = []
             for change in (1e-6, -1e-6):
                 other = value.copy()
                 other[index] += change
                 sides.append(loss(weights | {name: other}))
-            slopes[name][index] = (sides[0] - sides[1]) / 2e-6
-    return slopes
+            grads[name][index] = (sides[0] - sides[1]) / 2e-6
+    return grads
 
 
-def assert_descended(before: Weights, after: Weights, slopes: Weights, rate: float) -> None:
+def assert_descended(before: Weights, after: Weights, grads: Weights, rate: float) -> None:
     """Adam's first step is as long as the learning rate, against every slope that is clearly not 0."""
-    for name, slope in slopes.items():
+    for name, slope in grads.items():
         clear = np.abs(slope) > 1e-4
         change = np.asarray(after[name], np.float64) - np.asarray(before[name], np.float64)
         assert clear.any(), name
@@ -93,12 +95,12 @@ def windows(n_step: int, actions: spaces.Space[Any], seed: int = 1) -> dict[str,
     }
 
 
-def summed(rows: Any, i: int, discount: float) -> tuple[float, float]:
+def summed(rows: Any, i: int, gamma: float) -> tuple[float, float]:
     """The rewards of a window, and what whatever comes after them counts; one after the other."""
     total, scale = 0.0, 1.0
     for k in range(int(rows["length"][i])):
         total += scale * float(rows["reward"][i, k])
-        scale *= discount
+        scale *= gamma
         if rows["terminated"][i, k]:
             return total, 0.0
     return total, scale
@@ -109,9 +111,9 @@ def test_rewards_of_windows_are_added_up_to_the_end_of_the_episode(n_step: int) 
     rows = windows(n_step, CHOICES)
     assert n_step == 1 or len(set(rows["length"])) == 3
     assert 0 < rows["terminated"].any(1).sum() < N
-    total, goes_on = returns(rows, 0.9)
+    total, discount_t = n_step_returns(rows, 0.9)
     expected = [summed(rows, i, 0.9) for i in range(N)]
-    np.testing.assert_allclose(np.stack([total, goes_on], 1), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.stack([total, discount_t], 1), expected, rtol=1e-5)
 
 
 # DQN ---------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_rewards_of_windows_are_added_up_to_the_end_of_the_episode(n_step: int) 
 
 def q_outputs(weights: Weights, observation: Any, config: dqn.Config) -> Any:
     """`[N, actions, atoms]`."""
-    each = layers(weights, observation).reshape(len(observation), -1, config.atoms)
+    each = layers(weights, observation).reshape(len(observation), -1, config.num_atoms)
     if config.dueling:
         value = layers(weights, observation, head="value_head")[:, None]
         each = value + each - each.mean(1, keepdims=True)
@@ -131,11 +133,11 @@ def softmax(logits: Any) -> Any:
     return likely / likely.sum(-1, keepdims=True)
 
 
-def shared_out(atoms: Any, reward: float, goes_on: float, probabilities: Any) -> Any:
+def shared_out(atoms: Any, reward: float, discount_t: float, probabilities: Any) -> Any:
     """Algorithm 1 of Bellemare et al. (2017), atom by atom."""
     result, step = np.zeros(len(atoms)), atoms[1] - atoms[0]
     for atom, probability in zip(atoms, probabilities, strict=True):
-        place = (min(max(reward + goes_on * atom, atoms[0]), atoms[-1]) - atoms[0]) / step
+        place = (min(max(reward + discount_t * atom, atoms[0]), atoms[-1]) - atoms[0]) / step
         below, above = int(np.floor(place)), int(np.ceil(place))
         if below == above:
             result[below] += probability
@@ -148,28 +150,28 @@ def shared_out(atoms: Any, reward: float, goes_on: float, probabilities: Any) ->
 def dqn_loss_of(
     config: dqn.Config, target: Weights, beta: float, weights: Weights, rows: Any
 ) -> tuple[float, Any]:
-    """The loss and the surprise of each row."""
-    losses, surprises = [], []
-    atoms = np.linspace(*config.value_range, config.atoms) if config.atoms > 1 else np.ones(1)
+    """The loss and the td_error of each row."""
+    losses, td_errors = [], []
+    atoms = np.linspace(*config.value_range, config.num_atoms) if config.num_atoms > 1 else np.ones(1)
     for i in range(N):
-        reward, goes_on = summed(rows, i, config.discount)
+        reward, discount_t = summed(rows, i, config.gamma)
         now, next_ = rows["observation"][i : i + 1], rows["next_observation"][i : i + 1]
         chosen = q_outputs(weights, now, config)[0, rows["action"][i]]
         judged = q_outputs(weights if config.double else target, next_, config)[0]
         after = q_outputs(target, next_, config)[0]
-        if config.atoms == 1:
+        if config.num_atoms == 1:
             best = np.argmax(judged[:, 0])
-            error = abs(reward + goes_on * after[best, 0] - chosen[0])
-            surprises.append(error)
+            error = abs(reward + discount_t * after[best, 0] - chosen[0])
+            td_errors.append(error)
             losses.append(0.5 * error**2 if error <= 1 else error - 0.5)
         else:
             best = np.argmax(softmax(judged) @ atoms)
-            wanted = shared_out(atoms, reward, goes_on, softmax(after[best]))
-            surprises.append(-(wanted * np.log(softmax(chosen))).sum())
-            losses.append(surprises[-1])
+            wanted = shared_out(atoms, reward, discount_t, softmax(after[best]))
+            td_errors.append(-(wanted * np.log(softmax(chosen))).sum())
+            losses.append(td_errors[-1])
         if config.priority_exponent:
             losses[-1] *= float(rows["relative_probability"][i]) ** -beta
-    return float(np.mean(losses)), np.array(surprises)
+    return float(np.mean(losses)), np.array(td_errors)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -179,45 +181,45 @@ def dqn_loss_of(
         {"double": False},
         {"double": True},
         {"dueling": True, "priority_exponent": 0.6},
-        {"atoms": 7, "value_range": (-2.0, 3.0), "double": False},
-        {"atoms": 7, "value_range": (-2.0, 3.0), "dueling": True, "priority_exponent": 0.6},
+        {"num_atoms": 7, "value_range": (-2.0, 3.0), "double": False},
+        {"num_atoms": 7, "value_range": (-2.0, 3.0), "dueling": True, "priority_exponent": 0.6},
     ],
     ids=["plain", "double", "dueling and prioritized", "atoms", "rainbow"],
 )
 def test_the_loss_of_dqn_and_its_gradient(options: dict[str, Any], n_step: int) -> None:
-    config = dqn.Config(hidden=(3,), activation="tanh", n_step=n_step, discount=0.9, **options)
-    policy = config.policy(OBSERVATIONS, CHOICES)
+    config = dqn.Config(hidden=(3,), activation="tanh", n_step=n_step, gamma=0.9, **options)
+    policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
     weights, target = moved(policy.init(0), 1), moved(policy.init(5), 9)
     rows = windows(n_step, CHOICES)
     reference = partial(dqn_loss_of, config, in_double(target), 0.7)
-    expected, surprise = reference(in_double(weights), rows)
-    slopes, metrics = jax.grad(partial(dqn.loss, policy, config, target, 0.7), has_aux=True)(weights, rows)
+    expected, td_error = reference(in_double(weights), rows)
+    grads, metrics = jax.grad(partial(dqn.loss, policy, config, target, 0.7, rows), has_aux=True)(weights)
     assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-4)
-    assert ("surprise" in metrics) == bool(config.priority_exponent)
+    assert ("td_error" in metrics) == bool(config.priority_exponent)
     if config.priority_exponent:
-        np.testing.assert_allclose(metrics["surprise"], surprise, rtol=1e-4, atol=1e-5)
-    numeric = slopes_of(lambda own: reference(own, rows)[0], in_double(weights))
+        np.testing.assert_allclose(metrics["td_error"], td_error, rtol=1e-4, atol=1e-5)
+    numeric = gradients_of(lambda own: reference(own, rows)[0], in_double(weights))
     for name in weights:
-        np.testing.assert_allclose(slopes[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(grads[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_the_networks_of_these_tests_disagree() -> None:
     """Which action is best, where that counts: else double DQN would be the same as plain."""
     config = dqn.Config(hidden=(3,), activation="tanh")
-    policy = config.policy(OBSERVATIONS, CHOICES)
+    policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
     weights, target = moved(policy.init(0), 1), moved(policy.init(5), 9)
     rows = windows(1, CHOICES)
-    goes_on = ~rows["terminated"][:, 0]
-    one, other = (np.argmax(policy.values(own, rows["next_observation"]), -1) for own in (weights, target))
-    assert 2 < (one != other)[goes_on].sum() < goes_on.sum()
+    discount_t = ~rows["terminated"][:, 0]
+    one, other = (np.argmax(policy.q_values(own, rows["next_observation"]), -1) for own in (weights, target))
+    assert 2 < (one != other)[discount_t].sum() < discount_t.sum()
 
 
 def test_projection_by_hand() -> None:
     """Between atoms, beyond both ends, on an atom, and at the end of an episode."""
     atoms = np.array([-1.0, 0.0, 1.0], np.float32)
     evenly = np.full((5, 3), 1 / 3, np.float32)
-    reward, goes_on = np.array([0.25, 9, -9, 0, 0.5]), np.array([0.0, 1, 1, 1, 1])
-    found = dqn.projected(atoms, reward, goes_on, evenly)
+    reward, discount_t = np.array([0.25, 9, -9, 0, 0.5]), np.array([0.0, 1, 1, 1, 1])
+    found = dqn.project_distribution(atoms, reward, discount_t, evenly)
     sixth = 1 / 6
     expected = [
         [0, 0.75, 0.25],
@@ -233,8 +235,8 @@ def test_projection_keeps_all_probability_and_the_mean_within_the_range() -> Non
     random = np.random.default_rng(0)
     atoms = np.linspace(-10, 10, 51, dtype=np.float32)
     probabilities = softmax(random.normal(size=(200, 51))).astype(np.float32)
-    reward, goes_on = random.uniform(-15, 15, 200).astype(np.float32), np.full(200, 0.5, np.float32)
-    found = np.asarray(dqn.projected(atoms, reward, goes_on, probabilities))
+    reward, discount_t = random.uniform(-15, 15, 200).astype(np.float32), np.full(200, 0.5, np.float32)
+    found = np.asarray(dqn.project_distribution(atoms, reward, discount_t, probabilities))
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
     expected = [
         shared_out(np.linspace(-10, 10, 51), float(reward[i]), 0.5, probabilities[i]) for i in range(200)
@@ -249,12 +251,12 @@ def test_targets_are_of_legal_actions() -> None:
     """What is worth most by far is not legal where it would count, and changes nothing there."""
     space = spaces.Dict({"observation": OBSERVATIONS, "action_mask": spaces.MultiBinary(3)})
     plain = dqn.Config(hidden=(3,), double=False)
-    weights = moved(plain.policy(OBSERVATIONS, CHOICES).init(0), 1)
+    weights = moved(dqn.make_policy(plain, OBSERVATIONS, CHOICES).init(0), 1)
     rows = windows(1, CHOICES)
     rows["terminated"] = np.zeros((N, 1), bool)
     for double in (False, True):
         config = dqn.Config(hidden=(3,), activation="relu", double=double)
-        policy = config.policy(space, CHOICES)
+        policy = dqn.make_policy(config, space, CHOICES)
         losses = []
         for lure in (0.0, 100.0):
             tempting = weights | {"network.head.bias": np.array([0, 0, lure], np.float32)}
@@ -263,22 +265,22 @@ def test_targets_are_of_legal_actions() -> None:
                 for name in ("observation", "next_observation")
             }
             masked["action"] = rows["action"] % 2
-            losses.append(float(dqn.loss(policy, config, tempting, 0.0, tempting, masked)[0]))
+            losses.append(float(dqn.loss(policy, config, tempting, 0.0, masked, tempting)[0]))
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:
-    config = dqn.Config(hidden=(3,), activation="tanh", learning_rate=0.01, max_gradient_norm=1e6)
-    policy = config.policy(OBSERVATIONS, CHOICES)
+    config = dqn.Config(hidden=(3,), activation="tanh", learning_rate=0.01, max_grad_norm=1e6)
+    policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
     learner = dqn.learner(config, task(), policy)
-    before, target = trained(learner.weights), moved(learner.weights, 2)
+    before, target = trainable(learner.weights), moved(learner.weights, 2)
     learner.state = learner.state | {"target": target}
     rows = windows(1, CHOICES)
     known = learner.train(rows, 4)
-    slopes = slopes_of(
+    grads = gradients_of(
         lambda own: dqn_loss_of(config, in_double(target), 0.4, own, rows)[0], in_double(before)
     )
-    assert_descended(before, learner.weights, slopes, 0.01)
+    assert_descended(before, learner.weights, grads, 0.01)
     assert known["learning_rate"] == 0.01
     for name, value in target.items():
         np.testing.assert_array_equal(learner.state["target"][name], value)
@@ -290,11 +292,11 @@ def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:
 
 def test_what_changes_while_dqn_learns() -> None:
     config = dqn.Config(exploration_fraction=0.5, final_epsilon=0.2, importance_exponent=0.4)
-    assert config.settings(0.0) == {"learning_rate": 1e-4, "epsilon": 1.0, "beta": 0.4}
-    assert config.settings(0.25)["epsilon"] == pytest.approx(0.6)
-    assert config.settings(0.5) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 0.7})
-    assert config.settings(1.0) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 1.0})
-    assert dqn.Config(exploration_fraction=0.0).settings(0.0)["epsilon"] == pytest.approx(0.05)
+    assert config.schedules(0.0) == {"learning_rate": 1e-4, "epsilon": 1.0, "beta": 0.4}
+    assert config.schedules(0.25)["epsilon"] == pytest.approx(0.6)
+    assert config.schedules(0.5) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 0.7})
+    assert config.schedules(1.0) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 1.0})
+    assert dqn.Config(exploration_fraction=0.0).schedules(0.0)["epsilon"] == pytest.approx(0.05)
 
 
 # Squashed normals --------------------------------------------------------------------------------
@@ -305,7 +307,9 @@ def test_densities_of_squashed_normals_add_up(mean: float, log_std: float) -> No
     """To 1 in all, and between two places to what a normal variable has between them before squashing."""
     normal = np.linspace(-9, 9, 200_001, dtype=np.float32)[:, None]
     outputs = np.tile(np.array([mean, log_std], np.float32), (len(normal), 1))
-    action, log_prob = (np.asarray(own, np.float64) for own in Squashed(_unit(1)).sample(outputs, normal))
+    action, log_prob = (
+        np.asarray(own, np.float64) for own in TanhNormal(_unit(1)).sample_and_log_prob(outputs, normal)
+    )
     before = mean + np.exp(log_std) * np.asarray(normal[:, 0], np.float64)
     action, density = np.tanh(before), np.exp(log_prob)
     pieces = np.diff(action) * (density[1:] + density[:-1]) / 2
@@ -321,24 +325,30 @@ def _unit(size: int) -> spaces.Box:
 def test_squashed_normals_of_several_numbers_are_independent() -> None:
     outputs = np.array([[0.3, -1.0, 0.5, -0.5]], np.float32)
     normal = np.array([[0.7, -1.2]], np.float32)
-    action, log_prob = Squashed(_unit(2)).sample(outputs, normal)
-    parts = [Squashed(_unit(1)).sample(outputs[:, i::2], normal[:, i : i + 1]) for i in range(2)]
+    action, log_prob = TanhNormal(_unit(2)).sample_and_log_prob(outputs, normal)
+    parts = [
+        TanhNormal(_unit(1)).sample_and_log_prob(outputs[:, i::2], normal[:, i : i + 1]) for i in range(2)
+    ]
     np.testing.assert_allclose(action, np.concatenate([own for own, _ in parts], 1), rtol=1e-6)
     np.testing.assert_allclose(log_prob, sum(own for _, own in parts), rtol=1e-5)
 
 
-def test_squashed_normals_far_out_are_numbers_with_slopes() -> None:
-    behaviour = Squashed(_unit(1))
+def test_squashed_normals_far_out_are_numbers_with_grads() -> None:
+    distribution = TanhNormal(_unit(1))
 
     def log_prob(outputs: Any) -> Any:
-        return behaviour.sample(outputs, jnp.ones((1, 1)))[1][0]
+        return distribution.sample_and_log_prob(outputs, jnp.ones((1, 1)))[1][0]
 
     for mean in (-80.0, 80.0):
         value, slope = jax.value_and_grad(log_prob)(jnp.array([[mean, 0.0]]))
         assert np.isfinite(value)
         assert slope[0, 0] == pytest.approx(np.sign(mean) * 2)  # minus that of log(1 - tanh^2)
-    wide = behaviour.sample(np.array([[0.0, 99.0]], np.float32), np.full((1, 1), 0.1, np.float32))
-    same = behaviour.sample(np.array([[0.0, LOG_STD[1]]], np.float32), np.full((1, 1), 0.1, np.float32))
+    wide = distribution.sample_and_log_prob(
+        np.array([[0.0, 99.0]], np.float32), np.full((1, 1), 0.1, np.float32)
+    )
+    same = distribution.sample_and_log_prob(
+        np.array([[0.0, LOG_STD_RANGE[1]]], np.float32), np.full((1, 1), 0.1, np.float32)
+    )
     assert [float(own.sum()) for own in wide] == [float(own.sum()) for own in same]
 
 
@@ -361,7 +371,7 @@ def sac_soft_of(kind: str, actor: Weights, critic: Weights, observation: Any, no
         probability = softmax(outputs)
         value = critics_of(critic, observation).min(0)
         return (probability * value).sum(-1), (probability * np.log(probability)).sum(-1)
-    mean, log_std = outputs[:, :2], np.clip(outputs[:, 2:], *LOG_STD)
+    mean, log_std = outputs[:, :2], np.clip(outputs[:, 2:], *LOG_STD_RANGE)
     before = mean + np.exp(log_std) * normal
     action = np.tanh(before)
     squashing = -2 * (np.logaddexp(before, -before) - np.log(2))  # log(1 - tanh^2) = -2 log cosh
@@ -388,19 +398,19 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
         activation="tanh",
         batch_size=N,
         n_step=n_step,
-        discount=0.9,
+        gamma=0.9,
         learning_rate=0.01,
-        target_rate=0.1,
+        tau=0.1,
         initial_temperature=0.3,
     )
-    policy = config.policy(OBSERVATIONS, actions)
+    policy = sac.make_policy(config, OBSERVATIONS, actions)
     learner = sac.learner(config, task(), policy)
     actor, target = moved(learner.weights, 4), moved(learner.state["critic"], 5)
     learner.weights = learner.weights | actor
     learner.state = learner.state | {"target": target}
     critic, rows = learner.state["critic"], windows(n_step, actions)
-    assert learner._noise is not None
-    noise = learner._noise(np.random.default_rng([3, 0, 0, 4]))
+    assert learner._random_inputs is not None
+    noise = learner._random_inputs(np.random.default_rng([3, 0, 0, 4]))
     known = learner.train(rows, 1)
     after = learner.state["critic"]
 
@@ -411,8 +421,8 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     wanted = wanted[:, 0] + wanted[:, 1] * (value - 0.3 * log_prob)
     expected = sac_critic_loss_of(kind, in_double(critic), wanted, rows)
     assert known["critic_loss"] == pytest.approx(expected, rel=1e-4)
-    slopes = slopes_of(lambda own: sac_critic_loss_of(kind, own, wanted, rows), in_double(critic))
-    assert_descended(critic, after, slopes, 0.01)
+    grads = gradients_of(lambda own: sac_critic_loss_of(kind, own, wanted, rows), in_double(critic))
+    assert_descended(critic, after, grads, 0.01)
     for name, own in target.items():
         followed = 0.9 * own + 0.1 * np.asarray(after[name])
         np.testing.assert_allclose(learner.state["target"][name], followed, rtol=1e-4, atol=1e-6)
@@ -422,7 +432,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
         return float(np.mean(0.3 * log_prob - value))
 
     assert known["actor_loss"] == pytest.approx(actor_loss(in_double(actor)), rel=1e-4)
-    assert_descended(actor, learner.weights, slopes_of(actor_loss, in_double(actor)), 0.01)
+    assert_descended(actor, learner.weights, gradients_of(actor_loss, in_double(actor)), 0.01)
 
     _, log_prob = sac_soft_of(kind, in_double(actor), in_double(after), rows["observation"], noise[1])
     entropy = -np.mean(log_prob)
@@ -438,14 +448,14 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
 @pytest.mark.parametrize(("wanted", "sign"), [(-50.0, -1), (50.0, 1)])
 def test_the_temperature_rises_while_the_actor_is_too_decided(wanted: float, sign: int) -> None:
     config = sac.Config(hidden=(3,), batch_size=N, target_entropy=wanted)
-    learner = sac.learner(config, task(), config.policy(OBSERVATIONS, NUMBERS))
+    learner = sac.learner(config, task(), sac.make_policy(config, OBSERVATIONS, NUMBERS))
     learner.train(windows(1, NUMBERS), 1)
     assert np.sign(float(learner.state["log_temperature"])) == sign
 
 
 def test_a_temperature_that_is_not_learned_stays() -> None:
     config = sac.Config(hidden=(3,), batch_size=N, initial_temperature=0.2, learn_temperature=False)
-    learner = sac.learner(config, task(), config.policy(OBSERVATIONS, NUMBERS))
+    learner = sac.learner(config, task(), sac.make_policy(config, OBSERVATIONS, NUMBERS))
     found = [learner.train(windows(1, NUMBERS), 1)["ent_coef"] for _ in range(3)]
     assert found == pytest.approx([0.2] * 3)
 
@@ -453,66 +463,69 @@ def test_a_temperature_that_is_not_learned_stays() -> None:
 def test_sac_does_not_count_actions_that_are_not_legal() -> None:
     space = spaces.Dict({"observation": OBSERVATIONS, "action_mask": spaces.MultiBinary(3)})
     config = sac.Config(hidden=(3,), activation="tanh")
-    policy = config.policy(space, CHOICES)
-    critics = Critics(policy, outputs=3, actions=0, hidden=(3,), activation="tanh")
+    policy = sac.make_policy(config, space, CHOICES)
+    critics = Critics(space, outputs=3, action_size=0, hidden=(3,), activation="tanh")
     actor, critic = moved(policy.init(0), 1), moved(critics.init(0), 2)
     critic |= {f"network[{i}].head.bias": np.array([0, 0, 1000], np.float32) for i in range(2)}
     observation = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
     seen = {"observation": observation, "action_mask": np.tile([1, 1, 0], (N, 1)).astype(np.int8)}
     normal = np.zeros((N, 0), np.float32)
-    value, log_prob = sac.soft(policy, critics, actor, critic, seen, normal)
+    value, log_prob = sac.value_and_log_prob(policy, critics, critic, seen, normal, actor)
     two = softmax(actor_of(in_double(actor), observation)[:, :2])
     values = critics_of(in_double(critic), observation).min(0)[:, :2]
     np.testing.assert_allclose(value, (two * values).sum(-1), rtol=1e-4)
     np.testing.assert_allclose(log_prob, (two * np.log(two)).sum(-1), rtol=1e-4)
-    slopes = jax.grad(
-        lambda own: jnp.sum(sac.soft(policy, critics, own, critic, seen, normal)[1]), allow_int=True
+    grads = jax.grad(
+        lambda own: jnp.sum(sac.value_and_log_prob(policy, critics, critic, seen, normal, own)[1]),
+        allow_int=True,
     )(actor)
-    assert np.isfinite(slopes["network.head.weight"]).all()
+    assert np.isfinite(grads["network.head.weight"]).all()
 
 
 # TD3 ---------------------------------------------------------------------------------------------
 
 
 def td3_target_of(config: td3.Config, targets: Any, rows: Any, normal: Any) -> Any:
-    beyond = rows["next_observation"]
+    next_observation = rows["next_observation"]
     limit = config.target_noise_clip
-    noise = np.clip(config.target_noise * np.asarray(normal, np.float64), -limit, limit)
-    action = np.clip(np.tanh(actor_of(in_double(targets["actor"]), beyond)) + noise, -1, 1)
-    value = critics_of(in_double(targets["critic"]), beyond, action, count=config.critics).min(0)[:, 0]
-    wanted = np.array([summed(rows, i, config.discount) for i in range(N)])
+    noise = np.clip(config.target_policy_noise * np.asarray(normal, np.float64), -limit, limit)
+    action = np.clip(np.tanh(actor_of(in_double(targets["actor"]), next_observation)) + noise, -1, 1)
+    value = critics_of(in_double(targets["critic"]), next_observation, action, count=config.num_critics).min(
+        0
+    )[:, 0]
+    wanted = np.array([summed(rows, i, config.gamma) for i in range(N)])
     return wanted[:, 0] + wanted[:, 1] * value
 
 
 def td3_critic_loss_of(config: td3.Config, critic: Weights, target: Any, rows: Any) -> float:
     flat = (rows["action"] - np.array([0.0, 1.0])) / np.array([1.0, 4.0])
-    values = critics_of(critic, rows["observation"], flat, count=config.critics)[..., 0]
+    values = critics_of(critic, rows["observation"], flat, count=config.num_critics)[..., 0]
     return sum(np.mean((own - target) ** 2) for own in values)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_noise=0.4, target_rate=0.1, n_step=2),
-        td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_noise=0.4, policy_delay=3),
-        ddpg.Config(hidden=(3,), activation="tanh", batch_size=N, target_rate=0.1),
+        td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_policy_noise=0.4, tau=0.1, n_step=2),
+        td3.Config(hidden=(3,), activation="tanh", batch_size=N, target_policy_noise=0.4, policy_delay=3),
+        ddpg.Config(hidden=(3,), activation="tanh", batch_size=N, tau=0.1),
     ],
     ids=["td3", "delayed more", "ddpg"],
 )
 def test_updates_of_td3(config: td3.Config) -> None:
-    policy = config.policy(OBSERVATIONS, NUMBERS)
+    policy = td3.make_policy(config, OBSERVATIONS, NUMBERS)
     learner = td3.learner(config, task(), policy)
     learner.weights = learner.weights | moved(learner.weights, 4)
     learner.state = learner.state | {
         "targets": {"actor": moved(learner.weights, 6), "critic": moved(learner.state["critic"], 5)}
     }
-    assert learner._noise is not None
+    assert learner._random_inputs is not None
     for number in range(6):
         rows = windows(config.n_step, NUMBERS, seed=number)
         before, state = learner.weights, learner.state
-        noise = learner._noise(np.random.default_rng([3, number, 0, 4]))
-        assert (np.abs(config.target_noise * noise) > config.target_noise_clip).any() == (
-            config.target_noise > 0
+        noise = learner._random_inputs(np.random.default_rng([3, number, 0, 4]))
+        assert (np.abs(config.target_policy_noise * noise) > config.target_noise_clip).any() == (
+            config.target_policy_noise > 0
         )
         known = learner.train(rows, 1)
         wanted = td3_target_of(config, state["targets"], rows, noise)
@@ -520,14 +533,14 @@ def test_updates_of_td3(config: td3.Config) -> None:
         assert known["critic_loss"] == pytest.approx(expected, rel=1e-4), number
         after = learner.state["critic"]
         if number == 0:
-            slopes = slopes_of(
+            grads = gradients_of(
                 partial(td3_critic_loss_of, config, target=wanted, rows=rows), in_double(state["critic"])
             )
-            assert_descended(state["critic"], after, slopes, config.learning_rate)
-        changes = any((np.asarray(learner.weights[name]) != before[name]).any() for name in trained(before))
+            assert_descended(state["critic"], after, grads, config.learning_rate)
+        changes = any((np.asarray(learner.weights[name]) != before[name]).any() for name in trainable(before))
         assert changes == ((number + 1) % config.policy_delay == 0)
-        own = {"actor": trained(learner.weights), "critic": after}
-        rate = config.target_rate if changes else 0.0
+        own = {"actor": trainable(learner.weights), "critic": after}
+        rate = config.tau if changes else 0.0
         for part, target in state["targets"].items():
             for name, value in target.items():
                 followed = np.asarray(value) + rate * (np.asarray(own[part][name]) - np.asarray(value))
@@ -540,47 +553,47 @@ def test_updates_of_td3(config: td3.Config) -> None:
 
         def actor_loss(own: Weights, rows: Any = rows, critic: Weights = after) -> float:
             action = np.tanh(actor_of(own, rows["observation"]))
-            first = critics_of(in_double(critic), rows["observation"], action, count=config.critics)[0]
+            first = critics_of(in_double(critic), rows["observation"], action, count=config.num_critics)[0]
             return -float(first.mean())
 
-        actor = in_double(trained(before))
+        actor = in_double(trainable(before))
         assert known["actor_loss"] == pytest.approx(actor_loss(actor), rel=1e-4)
         if number + 1 == config.policy_delay:
-            assert_descended(before, learner.weights, slopes_of(actor_loss, actor), config.learning_rate)
+            assert_descended(before, learner.weights, gradients_of(actor_loss, actor), config.learning_rate)
 
 
 def test_ddpg_is_td3_without_what_that_added() -> None:
     plain = ddpg.Config()
-    assert (plain.critics, plain.policy_delay, plain.target_noise) == (1, 1, 0.0)
+    assert (plain.num_critics, plain.policy_delay, plain.target_policy_noise) == (1, 1, 0.0)
     same = {name: value for name, value in vars(plain).items() if name not in _ADDED}
     assert same == {name: value for name, value in vars(td3.Config()).items() if name not in _ADDED}
 
 
-_ADDED = ("critics", "policy_delay", "target_noise")
+_ADDED = ("num_critics", "policy_delay", "target_policy_noise")
 
 
 def test_targets_follow_slowly() -> None:
-    followed = polyak({"a": np.zeros(2)}, {"a": np.ones(2)}, 0.25)
+    followed = polyak_update({"a": np.zeros(2)}, {"a": np.ones(2)}, 0.25)
     assert followed["a"].tolist() == [0.25, 0.25]
-    assert polyak(followed, {"a": np.ones(2)}, 1.0)["a"].tolist() == [1, 1]
+    assert polyak_update(followed, {"a": np.ones(2)}, 1.0)["a"].tolist() == [1, 1]
 
 
 # What goes wrong ---------------------------------------------------------------------------------
 
 LEARNERS: dict[str, tuple[Any, Any, spaces.Space[Any], str]] = {
-    "dqn": (dqn.learner, dqn.Config(hidden=(3,)), CHOICES, "loss"),
-    "dqn with atoms": (dqn.learner, dqn.Config(hidden=(3,), atoms=5), CHOICES, "loss"),
-    "sac": (sac.learner, sac.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
-    "discrete sac": (sac.learner, sac.Config(hidden=(3,), batch_size=N), CHOICES, "critic_loss"),
-    "td3": (td3.learner, td3.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
+    "dqn": (dqn, dqn.Config(hidden=(3,)), CHOICES, "loss"),
+    "dqn with atoms": (dqn, dqn.Config(hidden=(3,), num_atoms=5), CHOICES, "loss"),
+    "sac": (sac, sac.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
+    "discrete sac": (sac, sac.Config(hidden=(3,), batch_size=N), CHOICES, "critic_loss"),
+    "td3": (td3, td3.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
 }
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_what_is_no_number_stops_the_update(name: str) -> None:
+def test_nan_stops_the_update(name: str) -> None:
     """And all of that has compiled it once."""
-    make, config, actions, loss = LEARNERS[name]
-    learner = make(config, task(), config.policy(OBSERVATIONS, actions))
+    algorithm, config, actions, loss = LEARNERS[name]
+    learner = algorithm.learner(config, task(), algorithm.make_policy(config, OBSERVATIONS, actions))
     rows, update, traced = windows(1, actions), learner._update.__wrapped__, []
 
     def counted(*arguments: Any) -> Any:

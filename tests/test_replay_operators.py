@@ -34,17 +34,18 @@ from rollstream.replay import (
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer, transition_buffer
 from rollstream.replay.service import ReplayShard, ReplayShards
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.off_policy import transition_signature, unfinished
+from rollstream.rl.off_policy import transition_signature
 from rollstream.rl.replay_operators import (
+    NormalizeProbabilities,
     Replay,
     StoreToBuffer,
     UpdatePriorities,
     UpdateTarget,
-    WeighShards,
-    chunk_of,
+    rollout_chunk,
 )
+from rollstream.rl.rollout import Rollout, keep_rollout
 from rollstream.rl.vector import NativeVector, SyncVector
-from rollstream.rl.worker import Rollout, RolloutWorker, WorkerSpec
+from rollstream.rl.worker import RolloutWorker, WorkerSpec
 from rollstream.testing import kill
 
 ENGINES = ["inline", "threads", "processes"]
@@ -58,11 +59,13 @@ MODES = {
 # What a worker did -------------------------------------------------------------------------------
 
 
-def scripted_worker(way: str = "lean", length: int = 7, restarts: int = 0, index: int = 0) -> RolloutWorker:
-    spec = WorkerSpec(EnvSpec(Scripted), 2, length, dqn.Config().policy, unfinished, seed=4)
+def scripted_worker(way: str = "sync", length: int = 7, restarts: int = 0, index: int = 0) -> RolloutWorker:
+    spec = WorkerSpec(
+        EnvSpec(Scripted), 2, length, partial(dqn.make_policy, dqn.Config()), keep_rollout, seed=4
+    )
     worker = RolloutWorker(spec, context=ActorContext("worker", index, 2, restarts))
     worker.set_weights(0, worker.policy.init(0))
-    if way == "lean":
+    if way == "sync":
         assert isinstance(worker.vector, SyncVector)
     else:
         worker.vector = NativeVector(SyncVectorEnv([Scripted] * 2, copy=False, autoreset_mode=MODES[way]))
@@ -119,7 +122,7 @@ def expected_transitions(first: Any, actions: Any, real: Any, n_step: int) -> li
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("way", ["lean", *MODES])
+@pytest.mark.parametrize("way", ["sync", *MODES])
 def test_what_is_remembered_is_what_the_environments_did(way: str, n_step: int) -> None:
     """Over the borders of rollouts, too, and through every kind of end."""
     worker, buffer = scripted_worker(way, length=3), buffer_of(n_step)
@@ -128,7 +131,7 @@ def test_what_is_remembered_is_what_the_environments_did(way: str, n_step: int) 
     for rollout in rollouts:
         store(rollout)
     columns = [rollout.columns for rollout in rollouts]
-    real = np.concatenate([own.get("real", np.ones((3, 2), bool)) for own in columns])
+    real = np.concatenate([own.get("mask", np.ones((3, 2), bool)) for own in columns])
     actions = np.concatenate([own["action"] for own in columns])
     assert (way == "next step") == (not real.all())
     expected: list[tuple[Any, ...]] = []
@@ -137,7 +140,7 @@ def test_what_is_remembered_is_what_the_environments_did(way: str, n_step: int) 
         expected += expected_transitions(first, actions[:, i], real[:, i], n_step)
     assert len(expected) >= 40
     assert sorted(map(known_of, items_of(buffer))) == sorted(expected)
-    assert store.steps == buffer.env_steps == real.sum()
+    assert store.env_steps == buffer.env_steps == real.sum()
     worker.close()
 
 
@@ -164,11 +167,11 @@ def test_a_worker_that_was_restarted_does_not_go_on_with_an_episode() -> None:
         if not item["terminated"].any():
             assert item["next_observation"][0] == episode
             assert item["next_observation"][1] == step + item["length"]
-    assert [rollout_of(worker).begins for worker in (after, scripted_worker())] == [False, True]
+    assert [rollout_of(worker).after_reset for worker in (after, scripted_worker())] == [False, True]
 
 
 def test_rollouts_of_two_workers_are_streams_of_their_own() -> None:
-    chunks = [chunk_of(rollout_of(scripted_worker(index=index)), 10) for index in (0, 1)]
+    chunks = [rollout_chunk(rollout_of(scripted_worker(index=index)), 10) for index in (0, 1)]
     assert [chunk.streams.tolist() for chunk in chunks] == [[0, 1], [2, 3]]
     assert [chunk.env_steps for chunk in chunks] == [24, 24]
     assert [chunk.columns["action"].dtype for chunk in chunks] == [np.int32, np.int32]
@@ -232,16 +235,16 @@ def test_the_same_seed_and_number_draw_the_same() -> None:
     assert len({tuple(drawn(number, seed)) for number in (0, 1) for seed in (1, 2)}) == 4
 
 
-def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> None:
+def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> None:
     buffer = buffer_of(priority_exponent=1.0, batch_size=4000)
     buffer.insert(chunk(np.arange(10)))
     samples = buffer.sample()
     assert samples is not None
     keys, first = np.unique(samples.keys, return_index=True)
     value = samples.columns["reward"][first, 0]
-    surprise = np.where(value == 3, 9.0, 1.0)
-    surprise[value == 5] = 0
-    report = {"surprise": (keys, surprise), "train/loss": 1.0}
+    td_error = np.where(value == 3, 9.0, 1.0)
+    td_error[value == 5] = 0
+    report = {"td_error": (keys, td_error), "train/loss": 1.0}
     context = Context("update", ("buffer", "sample", 0), None, {})
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()
@@ -252,7 +255,7 @@ def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> N
     probabilities = again.columns["relative_probability"] * again.min_probability
     np.testing.assert_allclose(probabilities[again.columns["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
     assert buffer.table.sampler.total_weight == pytest.approx(17, abs=1e-4)
-    assert buffer.table.sampler.total_weight > 17  # what surprised nobody has a chance
+    assert buffer.table.sampler.total_weight > 17  # an item without any error has a chance
 
 
 def test_targets_are_renewed_every_so_many_updates() -> None:
@@ -278,7 +281,7 @@ def test_targets_are_renewed_every_so_many_updates() -> None:
 
 
 def from_shard(number: int) -> Context:
-    return Context("WeighShards", (f"replay[{number}]", "sample", 0), None, {})
+    return Context("NormalizeProbabilities", (f"replay[{number}]", "sample", 0), None, {})
 
 
 def weights_of(samples: ReplayBatch, beta: float = 0.7) -> dict[float, float]:
@@ -303,7 +306,7 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
     shards = [buffer_of(priority_exponent=0.6) for _ in range(2)]
     for number, shard in enumerate(shards):
         shard.insert(chunk(100 * number + np.arange(20), priorities[number]))
-    weigh, found = WeighShards(), {}
+    weigh, found = NormalizeProbabilities(), {}
     for turn in range(2):  # in the first turn the least of the second is not known yet
         for number, shard in enumerate(shards):
             samples = shard.sample()
@@ -330,12 +333,12 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
 
 
 def test_weighing_goes_on_from_a_saved_state() -> None:
-    shard, weigh = buffer_of(priority_exponent=0.6), WeighShards()
+    shard, weigh = buffer_of(priority_exponent=0.6), NormalizeProbabilities()
     shard.insert(chunk(np.arange(5), [1, 2, 3, 4, 5]))
     samples = shard.sample()
     assert samples is not None
     weigh(samples, from_shard(0))
-    again = WeighShards()
+    again = NormalizeProbabilities()
     again.load_state_dict(weigh.state_dict())
     rare = ReplayBatch(samples.columns, samples.keys, 0, samples.min_probability * 4)
     one, other = weigh(rare, from_shard(1)), again(rare, from_shard(1))
@@ -552,7 +555,7 @@ def test_a_queue_counts_items_not_steps() -> None:
         assert shards.info()[0].size == 0
 
 
-def test_surprises_of_an_earlier_life_are_not_taken_for_those_of_this_one() -> None:
+def test_priorities_of_an_earlier_incarnation_are_ignored() -> None:
     make = partial(buffer_of, priority_exponent=1.0)
     shards = [
         ReplayShard(lambda _: make(), context=ActorContext("replay", 0, 1, restarts)) for restarts in (0, 1)
@@ -593,13 +596,13 @@ def test_what_may_not_be_sampled_is_refused() -> None:
 
 # Deaths ------------------------------------------------------------------------------------------
 
-APEX = {"environments": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,), "n_step": 3}
-APEX |= {"samples_per_insert": 2.0, "report_every": 20, "learning_starts": 160, "target_every": 1}
+APEX = {"num_envs": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,), "n_step": 3}
+APEX |= {"samples_per_insert": 2.0, "report_every": 20, "learning_starts": 160, "target_update_interval": 1}
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: int) -> None:
-    with training("apex", "processes", shards=shards, **APEX) as (plan, workers):
+    with training("apex", "processes", replay_shards=shards, **APEX) as (plan, workers):
         actors = [actor for name, actor in workers.engine.actors.items() if name.startswith("replay")]
 
         def first_is_known(report: dict[str, Any]) -> bool:
@@ -642,7 +645,9 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
     """What is reported is within what the limiter lets either side be ahead, and what is under way."""
     ratio, chunk_steps, batch = 2.0, 20, APEX["batch_size"]
     settings: dict[str, Any] = (
-        APEX | {"n_step": 1, "shards": shards} | ({"hidden": (512, 512)} if way == "slow learner" else {})
+        APEX
+        | {"n_step": 1, "replay_shards": shards}
+        | ({"hidden": (512, 512)} if way == "slow learner" else {})
     )
     environment = Laborious if way == "slow workers" else Scripted
     with training("apex", "processes", environment, **settings) as (plan, workers):
@@ -666,7 +671,7 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
 
 def test_what_a_shard_had_is_lost_once() -> None:
     """However many empty answers it gives before it has something again, and the other goes on meanwhile."""
-    with training("apex", "processes", shards=2, **APEX) as (plan, workers):
+    with training("apex", "processes", replay_shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(20)]
         assert {report.get("replay/lost", 0) for report in reports} == {0}
         shards = [workers.engine.actors[f"replay[{number}]"] for number in range(2)]

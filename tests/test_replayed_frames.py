@@ -10,9 +10,10 @@ from gymnasium import spaces
 from rollstream.engine import ActorContext
 from rollstream.replay.buffer import transition_buffer
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.off_policy import newest_frames, transition_signature
+from rollstream.rl.off_policy import transition_signature
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.replay_operators import chunk_of
+from rollstream.rl.replay_operators import rollout_chunk
+from rollstream.rl.rollout import newest_frames
 from rollstream.rl.spaces import channel_axis
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
@@ -47,7 +48,7 @@ class Pages(gymnasium.Env[Any, Any]):
 def test_stacks_are_as_the_environment_showed_them(shape: tuple[int, ...]) -> None:
     environment = EnvSpec(Pages, {"shape": shape}, frame_stack=FRAMES)
     spec = WorkerSpec(
-        environment, environments=2, length=4, policy=QPolicy, finish=lambda _: lambda _, own: own
+        environment, num_envs=2, rollout_length=4, policy=QPolicy, postprocess=lambda _: lambda _, own: own
     )
     worker = RolloutWorker(spec, context=ActorContext("worker", 0, 1))
     worker.set_weights(0, worker.policy.init(0))
@@ -65,9 +66,9 @@ def test_stacks_are_as_the_environment_showed_them(shape: tuple[int, ...]) -> No
     )
     seen: set[bytes] = set()
     for _ in range(8):
-        rollout = worker._roll()
+        rollout = worker._rollout()
         seen |= _pages(rollout.columns["observation"].reshape(-1, *stacked), axis)
-        buffer.insert(chunk_of(newest_frames(rollout, space, FRAMES), 0))
+        buffer.insert(rollout_chunk(newest_frames(rollout, space, FRAMES), 0))
     samples = buffer.sample()
     assert samples is not None
     assert samples.columns["observation"].shape == (500, *stacked)

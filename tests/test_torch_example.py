@@ -45,7 +45,7 @@ def test_it_learns(example: Any) -> None:
 def test_engines_give_the_same_weights(example: Any) -> None:
     here, _ = trained(example, "inline", 3, workers=2)
     there, _ = trained(example, "processes", 3, workers=2)
-    assert_same(here.published(), there.published())
+    assert_same(here.get_weights(), there.get_weights())
 
 
 def test_a_saved_learner_goes_on_exactly(example: Any) -> None:
@@ -56,14 +56,14 @@ def test_a_saved_learner_goes_on_exactly(example: Any) -> None:
         actors = example.TORCH_PPO.workers(engine, CONFIG, TASK)
         batch = next(iter(rs.flow.from_actors(actors.actors, "sample").gather_sync().flatten()))
     assert learner.train(batch) == other.train(batch)
-    assert_same(learner.published(), other.published())
+    assert_same(learner.get_weights(), other.get_weights())
 
 
 def test_acting_leaves_what_is_learned_alone(example: Any) -> None:
     learner, _ = trained(example, "inline", 1)
-    before = learner.published()
+    before = learner.get_weights()
     learner.policy.step(learner.policy.init(7), np.zeros((1, 4), np.float32), (), None)
-    assert_same(learner.published(), before)
+    assert_same(learner.get_weights(), before)
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:

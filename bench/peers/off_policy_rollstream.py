@@ -30,12 +30,12 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
     }
 
     def train(steps: int) -> None:
-        settings = {name: np.float32(value) for name, value in learner._settings(0.0).items()}
-        noise = () if learner._noise is None else learner._noise(np.random.default_rng(0))
+        schedules = {name: np.float32(value) for name, value in learner._schedules(0.0).items()}
+        noise = () if learner._random_inputs is None else learner._random_inputs(np.random.default_rng(0))
         weights, state = learner.weights, learner.state
         assert learner._update is not None
         for _ in range(steps // case.update_every):
-            weights, state, _ = learner._update(weights, state, rows, noise, settings)
+            weights, state, _ = learner._update(weights, state, rows, noise, schedules)
         jax.block_until_ready(weights)
 
     off_policy_cases.report(case, train)
@@ -44,10 +44,10 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
 def main() -> None:
     name, case, options = off_policy_cases.chosen(__doc__)
     algorithm = named(name)
-    own: dict[str, Any] = {"target_rate": case.tau}
+    own: dict[str, Any] = {"tau": case.tau}
     if name == "dqn":
         own = {
-            "target_every": case.target_every // case.update_every,
+            "target_update_interval": case.target_every // case.update_every,
             "final_epsilon": case.final_epsilon,
             "double": False,
         }
@@ -57,7 +57,7 @@ def main() -> None:
         buffer_size=case.buffer_size,
         learning_starts=case.learning_starts,
         learning_rate=case.learning_rate,
-        discount=case.discount,
+        gamma=case.discount,
         rollout_length=case.update_every,
         report_every=100,
         **own,

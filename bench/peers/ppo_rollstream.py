@@ -14,18 +14,18 @@ def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--engine", default="inline")
     parser.add_argument("--overlap", action="store_true", help="sample while learning, one version behind")
-    parser.add_argument("--vectorization", choices=("lean", "native"), default="lean")
+    parser.add_argument("--vectorization", choices=("sync", "native"), default="sync")
     options = parser.parse_args()
     given = command_line.settings(options)
     config = Config(
-        environments=given.environments,
+        num_envs=given.environments,
         rollout_length=given.rollout_length,
-        discount=given.discount,
+        gamma=given.discount,
         gae_lambda=given.gae_lambda,
         learning_rate=given.learning_rate,
         entropy_coefficient=given.entropy_coefficient,
         value_coefficient=given.value_coefficient,
-        max_gradient_norm=given.max_gradient_norm,
+        max_grad_norm=given.max_gradient_norm,
         hidden=given.hidden,
         activation="tanh",
         epochs=given.epochs,

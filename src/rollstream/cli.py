@@ -189,8 +189,8 @@ class Graph(Generic[C]):
         validate(Graph, {"workers": self.workers, "format": self.format})
         algorithm = algos.algorithm(self.algorithm)
         config: Any = resolve_config(algorithm, self.env, self.config)
-        if getattr(config, "environments", 0) == 1:  # one per worker
-            config = dataclasses.replace(config, environments=max(1, self.workers))
+        if config.num_envs == 1:  # one per worker
+            config = dataclasses.replace(config, num_envs=max(1, self.workers))
         task = Task(EnvSpec(self.env), steps=1, workers=self.workers)
         with new_engine("inline") as engine:
             plan = algorithm.plan(algorithm.workers(engine, config, task), config)
@@ -203,12 +203,12 @@ class List:
 
     def run(self, _: Sequence[str]) -> None:
         """Print the first line of each algorithm's file, without importing it, which would be slow."""
-        from rollstream.algos import ALGORITHMS, home
+        from rollstream.algos import ALGORITHMS, module_of
         from rollstream.training.tuned import tuned_environments
 
         width = max(map(len, ALGORITHMS))
         for name in ALGORITHMS:
-            print(f"{name:<{width}}  {_first_line(home(name))}")
+            print(f"{name:<{width}}  {_first_line(module_of(name))}")
             if environments := tuned_environments(name):
                 print(f"{'':<{width}}  tuned for {', '.join(environments)}")
 

@@ -1,4 +1,4 @@
-"""Algorithms, one file each: settings, loss and plan. Found by name, imported when asked for."""
+"""Algorithms, one file each: settings, worker, loss, learner and plan. Imported when first used."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rollstream.engine import RollstreamError
 from rollstream.user_code import file_and_name, load_from_file
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from rollstream.rl.algorithm import Algorithm, Task
 
-    from rollstream.rl.algorithm import Algorithm
-
-_HOMES = {
+_REGISTRY = {
     "a2c": ("rollstream.algos.a2c", "A2C"),
     "a3c": ("rollstream.algos.a3c", "A3C"),
     "apex": ("rollstream.algos.apex", "APEX"),
@@ -33,26 +32,26 @@ class UnknownAlgorithm(RollstreamError):
 
 
 class _Algorithms(Mapping[str, "Algorithm[Any]"]):
-    """Algorithms by name, each imported when it is asked for."""
+    """Algorithms by name, each imported when first used."""
 
     def __getitem__(self, name: str) -> Algorithm[Any]:
-        module, attribute = _HOMES[name]
+        module, attribute = _REGISTRY[name]
         return getattr(importlib.import_module(module), attribute)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_HOMES)
+        return iter(_REGISTRY)
 
     def __len__(self) -> int:
-        return len(_HOMES)
+        return len(_REGISTRY)
 
 
 ALGORITHMS: Mapping[str, Algorithm[Any]] = _Algorithms()
-"""Every algorithm that comes with the package."""
+"""All algorithms of the package."""
 
 
 def algorithm(name: str) -> Algorithm[Any]:
-    """The algorithm of a name, as `ppo`, or of a file, as `my_file.py:MyAlgorithm`."""
-    if name in _HOMES:
+    """Look up an algorithm by name, such as `ppo`, or by file, such as `my_file.py:MyAlgorithm`."""
+    if name in _REGISTRY:
         return ALGORITHMS[name]
     if (parts := file_and_name(name)) is not None:
         from rollstream.rl.algorithm import Algorithm
@@ -61,29 +60,30 @@ def algorithm(name: str) -> Algorithm[Any]:
             *parts, "algorithm", lambda value: isinstance(value, Algorithm), UnknownAlgorithm
         )
     raise UnknownAlgorithm(
-        f"there is no algorithm {name!r}{nearest(name, _HOMES)}; there are {', '.join(_HOMES)}, and your "
-        f"own as my_file.py:MyAlgorithm"
+        f"there is no algorithm {name!r}{nearest(name, _REGISTRY)}; there are {', '.join(_REGISTRY)}, and "
+        f"your own as my_file.py:MyAlgorithm"
     )
 
 
-def fitting(observations: Space[Any], actions: Space[Any]) -> list[str]:
-    """The algorithms that can learn in an environment with these spaces."""
+def supporting(task: Task) -> list[str]:
+    """Names of the algorithms that support the spaces of a task's environment."""
     from rollstream.rl.spaces import SpaceError
 
+    task, spaces = replace(task, workers=0, policy=None), task.spaces()
     names: list[str] = []
-    for name, own in ALGORITHMS.items():
+    for name, algorithm in ALGORITHMS.items():
         with suppress(SpaceError):
-            own.config().policy(observations, actions)
+            algorithm.worker(algorithm.config(), task).policy(*spaces)
             names.append(name)
     return names
 
 
-def home(name: str) -> str:
-    """The module that an algorithm which comes with the package is in."""
-    return _HOMES[name][0]
+def module_of(name: str) -> str:
+    """The module of an algorithm of the package."""
+    return _REGISTRY[name][0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question in brackets whether another name was meant, if one is near."""
+    """A question whether another name was meant, in parentheses, if one is similar."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,52 +1,124 @@
-"""Advantage actor-critic, the synchronous variant of A3C (Mnih et al., 2016, https://arxiv.org/abs/1602.01783).
+"""Advantage actor-critic, A2C: synchronous A3C (Mnih et al., 2016, https://arxiv.org/abs/1602.01783).
 
-All workers take a few steps under the same weights; then one step down the gradient of all of them together.
+The workers sample a few steps under the same weights. The learner takes one gradient step on all of them
+together, then sends the new weights to every worker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import jax
+import gymnasium
+import jax.numpy as jnp
 import optax
 
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
-from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt, Sizes
+from rollstream.rl.algorithm import Algorithm, AlgorithmConfig, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.normalize import with_seen
-from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, statistics_of
+from rollstream.rl.gae import add_gae
+from rollstream.rl.learner import Learner
+from rollstream.rl.networks import actor_critic
+from rollstream.rl.normalize import update_statistics
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
-from rollstream.rl.policy import ActorCriticPolicy, Weights
+from rollstream.rl.params import Weights
+from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.updates import Metrics, apply_updates, compute_grads, explained_variance
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class Config(OnPolicyConfig):
+class Config(AlgorithmConfig):
     """Settings of A2C and A3C."""
 
+    num_envs: PositiveInt = 8
+    """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 5
-    gae_lambda: Fraction = 1.0
+    """Number of steps per environment in a batch (n_steps)."""
     learning_rate: NonNegativeFloat = 7e-4
+    """Learning rate of RMSProp."""
+    learning_rate_decay: bool = False
+    """Decay the learning rate linearly to 0 over the training."""
+    gamma: Fraction = 0.99
+    """Discount factor (gamma)."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of generalized advantage estimation (GAE): 0 for TD errors, 1 for Monte Carlo returns."""
+    entropy_coefficient: float = 0.0
+    """Coefficient of the entropy bonus in the loss (ent_coef)."""
+    value_coefficient: NonNegativeFloat = 0.5
+    """Coefficient of the value loss (vf_coef)."""
+    max_grad_norm: NonNegativeFloat = 0.5
+    """Maximum global norm of gradients; larger ones are clipped."""
+    hidden: Sizes = (64, 64)
+    """Hidden layer sizes of the actor and of the critic; images pass through a Nature CNN first."""
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    """Activation function of the hidden layers."""
+    initial_log_std: float = 0.0
+    """Initial log standard deviation of continuous actions."""
+    normalize_observations: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    normalize_rewards: bool = False
+    """Scale rewards by the running standard deviation of discounted returns."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign (-1, 0 or 1)."""
     report_every: PositiveInt = 100
-    """Updates in a report."""
+    """Number of updates per report."""
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps per batch."""
+        return self.num_envs * self.rollout_length
+
+    def schedules(self, progress: float) -> dict[str, float]:
+        """Scheduled values, given the fraction of the training that is done."""
+        remaining = 1.0 - progress if self.learning_rate_decay else 1.0
+        return {"learning_rate": self.learning_rate * remaining}
 
 
-def loss(policy: ActorCriticPolicy, config: Config, weights: Weights, rows: Any) -> tuple[Array, Metrics]:
-    r"""The policy gradient, the value's error and the entropy.
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> ActorCriticPolicy:
+    """The actor-critic policy for the spaces of an environment."""
+    network = partial(
+        actor_critic, hidden=config.hidden, activation=config.activation, log_std=config.initial_log_std
+    )
+    return ActorCriticPolicy(
+        observation_space,
+        action_space,
+        network,
+        normalize_observations=config.normalize_observations,
+        normalize_rewards=config.normalize_rewards,
+    )
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """Workers sample `rollout_length` steps per environment and add advantages by GAE."""
+    return WorkerSpec(
+        environment=task.environment,
+        num_envs=task.envs_per_worker(config.num_envs),
+        rollout_length=config.rollout_length,
+        policy=task.policy or partial(make_policy, config),
+        postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        seed=task.seed,
+        clip_rewards=config.clip_rewards,
+        return_gamma=config.gamma if config.normalize_rewards else None,
+    )
+
+
+def loss(policy: ActorCriticPolicy, config: Config, batch: Any, weights: Weights) -> tuple[Array, Metrics]:
+    r"""The policy gradient loss, the value loss and the entropy bonus.
 
     $$L = -\mathbb{E}[\log \pi(a | s) A] + c_v \mathbb{E}[(V - R)^2] - c_e \mathbb{E}[H]$$
     """
-    log_prob, entropy, value = policy.evaluate(weights, rows["observation"], rows["action"])
-    mean = partial(mean_of, rows=rows)
-    policy_loss = -mean(log_prob * rows["advantage"])
-    value_loss = mean((value - rows["value_target"]) ** 2)
-    entropy_loss = -mean(entropy)
+    log_prob, entropy, value = policy.evaluate_actions(weights, batch["observation"], batch["action"])
+    policy_loss = -jnp.mean(log_prob * batch["advantage"])
+    value_loss = jnp.mean((value - batch["value_target"]) ** 2)
+    entropy_loss = -jnp.mean(entropy)
     total = policy_loss + config.value_coefficient * value_loss + config.entropy_coefficient * entropy_loss
     return total, {
         "loss": total,
@@ -59,40 +131,40 @@ def loss(policy: ActorCriticPolicy, config: Config, weights: Weights, rows: Any)
 def gradients(
     policy: ActorCriticPolicy, config: Config, weights: Weights, batch: Batch
 ) -> tuple[Weights, Metrics]:
-    """The gradient of the loss on a batch, and what is to be known of it."""
-    slopes, metrics = jax.grad(lambda own: loss(policy, config, weights | own, batch), has_aux=True)(
-        trained(weights)
-    )
-    metrics["gradient_norm"] = optax.tree.norm(slopes)
-    metrics["explained_variance"] = explained_variance(batch)
-    return slopes, metrics
+    """Gradients of the loss on a batch, and metrics."""
+    grads, metrics = compute_grads(partial(loss, policy, config, batch), weights)
+    metrics["gradient_norm"] = optax.tree.norm(grads)
+    metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
+    return grads, metrics
 
 
-def optimizer(config: Config) -> optax.GradientTransformation:
-    """RMSProp as TensorFlow has it, which the results of A2C rest on."""
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """RMSProp as in TensorFlow, with epsilon inside the square root: A2C's results depend on it."""
     return optax.chain(
-        optax.clip_by_global_norm(config.max_gradient_norm),
+        optax.clip_by_global_norm(config.max_grad_norm),
         optax.scale_by_rms(decay=0.99, eps=1e-5, initial_scale=1.0, eps_in_sqrt=True),
     )
 
 
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
-    """One step a batch."""
-    chain = optimizer(config)
+    """One gradient step per batch."""
+    optimizer = make_optimizer(config)
 
-    def update(weights: Weights, state: Any, batch: Batch, _: Array, settings: Any) -> Any:
-        slopes, metrics = gradients(policy, config, weights, batch)
-        changed, state = descended(chain, settings["learning_rate"], slopes, state, weights)
-        return with_seen(changed, statistics_of(policy, batch)), state, metrics
+    def update(weights: Weights, opt_state: Any, batch: Batch, _: Array, schedules: Any) -> Any:
+        grads, metrics = gradients(policy, config, weights, batch)
+        weights, opt_state = apply_updates(optimizer, schedules["learning_rate"], grads, opt_state, weights)
+        return update_statistics(weights, policy.batch_statistics(batch)), opt_state, metrics
 
-    return Learner(policy, update, chain, settings=config.settings, seed=task.seed, total_steps=task.steps)
+    return Learner(
+        policy, update, optimizer, schedules=config.schedules, seed=task.seed, total_steps=task.steps
+    )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """All workers sample under the same weights, then the learner trains, then all have new ones."""
+    """All workers sample under the same weights; the learner trains and sends them the new ones."""
     rollouts = ParallelRollouts(workers).gather_sync().flatten()
-    trained_on = rollouts.combine(ConcatBatches(config.batch_size)).for_each(TrainOneStep(workers))
-    return ReportMetrics(trained_on, workers, every=config.report_every)
+    batches = rollouts.combine(ConcatBatches(config.batch_size))
+    return ReportMetrics(batches.for_each(TrainOneStep(workers)), workers, every=config.report_every)
 
 
-A2C = Algorithm("a2c", Config, Config.worker, learner, plan)
+A2C = Algorithm("a2c", Config, worker, learner, plan)

@@ -1,21 +1,19 @@
-"""Asynchronous advantage actor-critic (Mnih et al., 2016, https://arxiv.org/abs/1602.01783).
+"""Asynchronous advantage actor-critic, A3C (Mnih et al., 2016, https://arxiv.org/abs/1602.01783).
 
-Gradients are computed where the experience is, under whatever weights are there, and applied as they come.
-Whoever sent one gets the new weights; nobody waits for anybody.
+Each worker computes gradients on its own rollouts, under the weights it has. The learner applies them as they
+arrive and sends the new weights to that worker; no worker waits for another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from rollstream.algos import a2c
 from rollstream.flow import Iter
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.learner import Learner, Metrics
-from rollstream.rl.on_policy import statistics_of
+from rollstream.rl.learner import Learner
 from rollstream.rl.operators import (
     ApplyGradients,
     ComputeGradients,
@@ -23,37 +21,43 @@ from rollstream.rl.operators import (
     Report,
     ReportMetrics,
 )
-from rollstream.rl.policy import ActorCriticPolicy, Weights
-from rollstream.rl.worker import WorkerSpec
+from rollstream.rl.params import Weights
+from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.updates import Metrics
+from rollstream.rl.worker import GradientFunction, WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 
 @dataclass(frozen=True)
 class Config(a2c.Config):
-    """Settings of A3C: those of A2C."""
+    """Settings of A3C, which are those of A2C."""
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """A worker that also computes gradients."""
-    return config.worker(task, gradients=partial(_gradients, config))
+    """A2C's worker, which also computes gradients."""
+    return replace(a2c.worker(config, task), gradients=partial(worker_gradients, config))
 
 
-def _gradients(config: Config, policy: ActorCriticPolicy) -> Any:
+def worker_gradients(config: Config, policy: ActorCriticPolicy) -> GradientFunction:
+    """Gradients of A2C's loss, sent with the statistics that normalize observations and rewards."""
+
     def compute(weights: Weights, batch: Batch) -> tuple[Weights, Metrics]:
-        slopes, metrics = a2c.gradients(policy, config, weights, batch)
-        return slopes | statistics_of(policy, batch), metrics
+        grads, metrics = a2c.gradients(policy, config, weights, batch)
+        return grads | policy.batch_statistics(batch), metrics
 
     return compute
 
 
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
-    """One step a gradient."""
-    chain = a2c.optimizer(config)
-    return Learner(policy, None, chain, settings=config.settings, seed=task.seed, total_steps=task.steps)
+    """One optimizer step per gradient."""
+    optimizer = a2c.make_optimizer(config)
+    return Learner(
+        policy, None, optimizer, schedules=config.schedules, seed=task.seed, total_steps=task.steps
+    )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Gradients as they come, each applied at once."""
+    """Gradients are applied as they arrive."""
     gradients = ParallelRollouts(workers).for_each(ComputeGradients()).gather_async()
     return ReportMetrics(gradients.for_each(ApplyGradients(workers)), workers, every=config.report_every)
 

@@ -1,8 +1,8 @@
-"""Ape-X: distributed prioritized replay (Horgan et al., 2018, https://arxiv.org/abs/1803.00933).
+"""Ape-X: distributed prioritized experience replay (Horgan et al., 2018, https://arxiv.org/abs/1803.00933).
 
-Many workers explore, each more or less boldly, and say how surprising what they saw is; shards of replay
-remember it; one learner learns from what surprises it most. Each goes at its own pace, coupled by how often a
-transition is to be learned from.
+Workers explore, each with its own epsilon, and compute initial priorities. Replay shards store their
+rollouts, and one DQN learner trains on prioritized batches from them. All run at their own pace; a rate
+limiter fixes how often a transition is sampled.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.jit import compiled
-from rollstream.rl.off_policy import newest_frames
+from rollstream.rl.jit import jit
+from rollstream.rl.off_policy import replay_buffers
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replay_operators import (
-    LEAST,
+    PRIORITY_EPSILON,
+    NormalizeProbabilities,
     ParallelReplay,
     StoreToBuffer,
     UpdatePriorities,
     UpdateTarget,
-    WeighShards,
-    is_given,
 )
-from rollstream.rl.worker import Finish, Rollout, WorkerSpec
+from rollstream.rl.rollout import Postprocess, Rollout, newest_frames
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
@@ -45,107 +45,127 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(dqn.Config):
-    """Settings of Ape-X: those of DQN, with most of what Rainbow adds, and how it is distributed."""
+    """Settings of Ape-X: those of DQN with other defaults, and how it is distributed."""
 
     algorithm: ClassVar[str] = "apex"
 
-    environments: PositiveInt = 8
+    num_envs: PositiveInt = 8
+    """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 50
+    """Number of steps per environment in a rollout."""
     batch_size: PositiveInt = 512
+    """Number of transitions per gradient step."""
     n_step: PositiveInt = 3
+    """Number of steps of n-step returns."""
     dueling: bool = True
+    """Dueling network: separate outputs for the state value and the advantages of actions."""
     priority_exponent: NonNegativeFloat = 0.6
-    shards: PositiveInt = 1
-    """Actors that remember; each remembers for some of the workers."""
+    """Priority exponent (alpha) of prioritized replay; 0 for uniform replay."""
+    replay_shards: PositiveInt = 1
+    """Number of replay actors; each stores the rollouts of some workers."""
     samples_per_insert: NonNegativeFloat = 8.0
-    """How often a transition is learned from, on average."""
-    boldest: Fraction = 0.4
-    """How often the boldest environment acts at random, after the exploration that all begin with."""
-    boldness_exponent: NonNegativeFloat = 7.0
-    """How much less bold the others are."""
+    """Average number of times a transition is sampled."""
+    epsilon_base: Fraction = 0.4
+    """Epsilon of the most exploring environment, once it is above the epsilon all share."""
+    epsilon_alpha: NonNegativeFloat = 7.0
+    """Environment i of N explores with epsilon_base ** (1 + epsilon_alpha * i / (N - 1))."""
 
-    def steps_at_once(self, workers: int) -> int:
-        """Environment steps that come at once, from one worker."""
-        return max(1, self.environments // max(1, workers)) * self.rollout_length
+    def steps_per_iteration(self, workers: int) -> int:
+        """Environment steps of one worker's rollout: rollouts reach the replay one by one."""
+        return max(1, self.num_envs // max(1, workers)) * self.rollout_length
 
-    def before_learning(self, workers: int) -> int:
-        """Environment steps before the first update: those of whole chunks."""
-        return self.first_chunks(workers) * self.steps_at_once(workers)
+    def steps_before_learning(self, workers: int) -> int:
+        """Environment steps before the first update, in whole rollouts."""
+        return self.rollouts_before_learning(workers) * self.steps_per_iteration(workers)
 
-    def first_chunks(self, workers: int) -> int:
-        """Chunks that have as many transitions as learning starts with; the last steps only begin some."""
-        steps = max(1, self.learning_starts) + self.environments * (self.n_step - 1)
-        return math.ceil(steps / self.steps_at_once(workers))
+    def rollouts_before_learning(self, workers: int) -> int:
+        """Rollouts that complete `learning_starts` transitions, of `n_step` steps each."""
+        steps = max(1, self.learning_starts) + self.num_envs * (self.n_step - 1)
+        return math.ceil(steps / self.steps_per_iteration(workers))
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """A worker that explores in its own way and tells how surprising things are."""
-    count = max(1, task.workers)
-    if not 1 <= config.shards <= count:
+    """DQN's worker with an epsilon of its own, which sends rollouts with initial priorities."""
+    workers = max(1, task.workers)
+    if config.replay_shards > workers:
         raise RollstreamError(
-            f"{config.shards} shards cannot remember for {count} workers: set shards to at least 1 and at "
-            f"most {count}"
+            f"{config.replay_shards} replay shards cannot be filled by {workers} "
+            f"worker{'s' * (workers > 1)}: set replay_shards to at most {workers}"
         )
-    spec = config.worker(task, vary=partial(explored, config, count))
-    return replace(spec, finish=partial(with_priorities, config, task.environment.frame_stack))
+    return replace(
+        dqn.worker(config, task),
+        exploration=partial(set_epsilon, config, workers),
+        postprocess=partial(add_priorities, config, task.environment.frame_stack),
+    )
 
 
-def explored(config: Config, workers: int, weights: Weights, index: int) -> Weights:
-    """The weights of a worker, whose environments act at random less and less often."""
-    each = config.environments // workers
-    number = index * each + np.arange(each, dtype=np.float32)
-    boldness = config.boldest ** (1 + config.boldness_exponent * number / max(1, config.environments - 1))
-    epsilon = np.maximum(np.float32(weights["epsilon"]), boldness.astype(np.float32))
+def set_epsilon(config: Config, workers: int, weights: Weights, index: int) -> Weights:
+    """The weights of a worker: each of its environments has its own epsilon, at least the scheduled one."""
+    num_envs = config.num_envs // workers
+    env = index * num_envs + np.arange(num_envs, dtype=np.float32)
+    epsilon = config.epsilon_base ** (1 + config.epsilon_alpha * env / max(1, config.num_envs - 1))
+    epsilon = np.maximum(np.float32(weights["epsilon"]), epsilon.astype(np.float32))
     return weights | {"epsilon": epsilon[:, None]}
 
 
-def with_priorities(config: Config, frames: int, policy: QPolicy) -> Finish:
-    """Adds `priority` to rollouts: how far values are from what followed, as far as that is known yet."""
-    surprise = compiled(partial(surprises, policy, config.discount))
+def add_priorities(config: Config, frame_stack: int, policy: QPolicy) -> Postprocess:
+    """Postprocessing that adds `priority` to a rollout: the absolute one-step TD error."""
+    compute = jit(partial(td_errors, policy, config.gamma))
 
-    def finish(weights: Weights, rollout: Rollout) -> Rollout:
-        columns = rollout.columns
-        seen = {name: columns[name] for name in _JUDGED}
-        priority = np.asarray(surprise(weights, seen, rollout.last)) + LEAST
-        judged = replace(rollout, columns=Batch(columns | {"priority": priority}))
-        return newest_frames(judged, policy.observation_space, frames)
+    def postprocess(weights: Weights, rollout: Rollout) -> Rollout:
+        inputs = {name: rollout.columns[name] for name in _TD_COLUMNS}
+        priority = np.asarray(compute(weights, inputs, rollout.last_observation)) + PRIORITY_EPSILON
+        prioritized = replace(rollout, columns=Batch(rollout.columns | {"priority": priority}))
+        return newest_frames(prioritized, policy.observation_space, frame_stack)
 
-    return finish
-
-
-_JUDGED = ("observation", "action", "reward", "terminated", "truncated")
+    return postprocess
 
 
-def surprises(policy: QPolicy, discount: float, weights: Weights, columns: Any, last: Any) -> Array:
-    """Errors of one step, `[T, B]`."""
-    values = policy.values(weights, columns["observation"])
-    taken = jnp.take_along_axis(values, columns["action"][..., None].astype(jnp.int32), axis=-1)[..., 0]
-    after = jnp.concatenate([values[1:], policy.values(weights, last)[None]]).max(axis=-1)
-    after = jnp.where(columns["terminated"], 0.0, after)
-    error = jnp.abs(columns["reward"] + discount * after - taken)
-    return jnp.where(columns["truncated"], 1.0, error)
+_TD_COLUMNS = ("observation", "action", "reward", "terminated", "truncated")
+
+
+def td_errors(policy: QPolicy, gamma: float, weights: Weights, columns: Any, last_observation: Any) -> Array:
+    """Absolute one-step TD errors `[T, B]`; 1 where an episode was truncated."""
+    q_values = policy.q_values(weights, columns["observation"])
+    action = columns["action"][..., None].astype(jnp.int32)
+    q_tm1 = jnp.take_along_axis(q_values, action, axis=-1)[..., 0]
+    q_t = jnp.concatenate([q_values[1:], policy.q_values(weights, last_observation)[None]]).max(axis=-1)
+    q_t = jnp.where(columns["terminated"], 0.0, q_t)
+    td_error = jnp.abs(columns["reward"] + gamma * q_t - q_tm1)
+    return jnp.where(columns["truncated"], 1.0, td_error)
+
+
+def replay(workers: WorkerSet, config: Config) -> ReplayShards:
+    """Prioritized replay shards, which share `buffer_size`."""
+    buffers = replay_buffers(
+        workers,
+        buffer_size=config.buffer_size,
+        batch_size=config.batch_size,
+        n_step=config.n_step,
+        priority_exponent=config.priority_exponent,
+        shards=config.replay_shards,
+    )
+    return ReplayShards(workers.engine, buffers, config.replay_shards)
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored and samples are learned from, each when it comes; a limiter keeps them in step."""
-    count = len(workers.actors)
-    replay = ReplayShards(workers.engine, config.buffers(workers, config.shards), config.shards)
-    rollouts, samples = flow.limit_ratio(
+    """Rollouts are stored, and batches trained on, as they arrive; a rate limiter couples the two."""
+    count, shards = len(workers.actors), workers.replay
+    rollouts, batches = flow.limit_ratio(
         ParallelRollouts(workers).gather_async(num_async=2),
-        ParallelReplay(replay).gather_async(num_async=2),
-        samples_per_insert=config.samples_per_insert * config.steps_at_once(count) / config.batch_size,
-        min_size=config.first_chunks(count),
+        ParallelReplay(shards).gather_async(num_async=2),
+        samples_per_insert=config.samples_per_insert * config.steps_per_iteration(count) / config.batch_size,
+        min_size=config.rollouts_before_learning(count),
     )
-    stored = rollouts.for_each(StoreToBuffer(replay)).for_each(UpdateWeights(workers))
-    learned = (
-        samples.filter(is_given)
-        .for_each(WeighShards())
-        .for_each(TrainOneStep(workers, publish=False))
-        .for_each(UpdatePriorities(replay))
-        .for_each(UpdateTarget(workers, config.target_every))
+    store = rollouts.for_each(StoreToBuffer(shards)).for_each(UpdateWeights(workers))
+    train = (
+        batches.for_each(NormalizeProbabilities())
+        .for_each(TrainOneStep(workers, send_weights=False))
+        .for_each(UpdatePriorities(shards))
+        .for_each(UpdateTarget(workers, config.target_update_interval))
     )
-    both = flow.union_async([stored, learned])
-    return ReportMetrics(both, workers, every=max(1, config.report_every // config.steps_at_once(count)))
+    reports = flow.union_async([store, train])
+    return ReportMetrics(reports, workers, every=config.iterations_per_report(count))
 
 
-APEX = Algorithm("apex", Config, worker, dqn.learner, plan)
+APEX = Algorithm("apex", Config, worker, dqn.learner, plan, replay)

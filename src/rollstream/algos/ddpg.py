@@ -1,6 +1,6 @@
-"""Deep deterministic policy gradients (Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971).
+"""Deep deterministic policy gradient, DDPG (Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971).
 
-The plain setting of `td3`, which grew out of it: one critic, no delay, no smoothing.
+TD3 without what it added: one critic, no policy delay, no target policy smoothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from rollstream.rl.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Config(td3.Config):
-    """Settings of DDPG: those of TD3, without what it added."""
+    """Settings of DDPG, which are those of TD3 with other defaults."""
 
     algorithm: ClassVar[str] = "ddpg"
 
-    critics: PositiveInt = 1
+    num_critics: PositiveInt = 1
+    """Number of critics; targets use the lowest."""
     policy_delay: PositiveInt = 1
-    target_noise: NonNegativeFloat = 0.0
+    """Number of critic updates per actor update."""
+    target_policy_noise: NonNegativeFloat = 0.0
+    """Standard deviation of the smoothing noise on target actions (target policy smoothing)."""
 
 
-DDPG = Algorithm("ddpg", Config, Config.worker, td3.learner, td3.plan)
+DDPG = Algorithm("ddpg", Config, td3.worker, td3.learner, td3.plan)

@@ -1,15 +1,15 @@
-"""Deep Q-networks (Mnih et al., 2015, doi:10.1038/nature14236), and what Rainbow adds to them.
+"""Deep Q-networks, DQN (Mnih et al., 2015, doi:10.1038/nature14236), with the extensions of Rainbow.
 
-One loss, whose options are double (arXiv:1509.06461), dueling (arXiv:1511.06581), several steps, prioritized
-(arXiv:1511.05952) and distributional (C51, arXiv:1707.06887). With all of them on it is Rainbow
-(arXiv:1710.02298) less its noisy networks.
+Settings turn on double Q-learning (arXiv:1509.06461), dueling networks (arXiv:1511.06581), n-step returns,
+prioritized replay (arXiv:1511.05952) and distributional values (C51, arXiv:1707.06887). All of them together
+are Rainbow (arXiv:1710.02298) without noisy networks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import jax
@@ -22,13 +22,16 @@ from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
 from rollstream.replay import importance_weights
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.learner import Learner, Metrics, descended, trained
+from rollstream.rl.learner import Learner
 from rollstream.rl.networks import q_network
-from rollstream.rl.off_policy import OffPolicyConfig, returns
+from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
+from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
@@ -40,151 +43,196 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "dqn"
 
+    num_envs: PositiveInt = 1
+    """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 4
+    """Number of steps per environment between updates (train_freq)."""
+    gradient_steps: PositiveInt = 1
+    """Number of gradient steps after each rollout."""
     batch_size: PositiveInt = 32
+    """Number of transitions per gradient step."""
     buffer_size: PositiveInt = 100_000
+    """Replay buffer size in transitions; the oldest are removed."""
     learning_starts: NonNegativeInt = 1_000
+    """Number of transitions in the replay buffer before the first update."""
     learning_rate: NonNegativeFloat = 1e-4
-    hidden: Sizes = (64, 64)
-    max_gradient_norm: NonNegativeFloat = 10.0
-    target_every: PositiveInt = 250
-    """Updates from one target network to the next."""
+    """Learning rate of Adam."""
+    gamma: Fraction = 0.99
+    """Discount factor (gamma)."""
+    target_update_interval: PositiveInt = 250
+    """Number of gradient steps between updates of the target network."""
     exploration_fraction: Fraction = 0.1
-    """Part of the training in which random actions become as rare as they will be."""
+    """Fraction of the training over which epsilon decays linearly from 1 to final_epsilon."""
     final_epsilon: Fraction = 0.05
-    """How often actions are random after that."""
+    """Final exploration rate (epsilon): the probability of a random action."""
     double: bool = True
-    """Whether the action is chosen by the network and valued by the target network."""
+    """Double Q-learning: the online network selects the next action, the target network evaluates it."""
     dueling: bool = False
-    """Whether the network tells the value of a state and how actions compare apart."""
+    """Dueling network: separate outputs for the state value and the advantages of actions."""
+    n_step: PositiveInt = 1
+    """Number of steps of n-step returns."""
     priority_exponent: NonNegativeFloat = 0.0
-    """How much more often surprising transitions are learned from; 0 is all alike."""
+    """Priority exponent (alpha) of prioritized replay; 0 for uniform replay."""
     importance_exponent: NonNegativeFloat = 0.4
-    """How much is made up for that at the beginning; all of it at the end."""
-    atoms: PositiveInt = 1
-    """If more than 1, how many values a distribution of values is over; 51 is usual."""
+    """Initial importance-sampling exponent (beta) of prioritized replay, annealed to 1."""
+    num_atoms: PositiveInt = 1
+    """Number of atoms of distributional values (C51, usually 51); 1 for scalar Q values."""
     value_range: tuple[float, float] = (-10.0, 10.0)
-    """The least and the largest of them."""
+    """Smallest and largest atom (v_min and v_max)."""
+    max_grad_norm: NonNegativeFloat = 10.0
+    """Maximum global norm of gradients; larger ones are clipped."""
+    hidden: Sizes = (64, 64)
+    """Hidden layer sizes; images pass through a Nature CNN first."""
+    activation: Literal["tanh", "relu", "silu"] = "relu"
+    """Activation function of the hidden layers."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign (-1, 0 or 1)."""
+    report_every: PositiveInt = 1_000
+    """Number of environment steps per report."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.atoms > 1 and not self.value_range[0] < self.value_range[1]:
+        if self.num_atoms > 1 and not self.value_range[0] < self.value_range[1]:
             raise RollstreamError(
-                f"value_range={self.value_range}: give the least value first, then the largest"
+                f"value_range={self.value_range}: give the smallest value, then the largest"
             )
 
-    def settings(self, progress: float) -> dict[str, float]:
-        """What changes in the course of the training."""
-        explored = min(1.0, progress / self.exploration_fraction) if self.exploration_fraction else 1.0
-        return super().settings(progress) | {
-            "epsilon": 1.0 + explored * (self.final_epsilon - 1.0),
+    def schedules(self, progress: float) -> dict[str, float]:
+        """Scheduled values, given the fraction of the training that is done."""
+        decayed = min(1.0, progress / self.exploration_fraction) if self.exploration_fraction else 1.0
+        return {
+            "learning_rate": self.learning_rate,
+            "epsilon": 1.0 + decayed * (self.final_epsilon - 1.0),
             "beta": self.importance_exponent + progress * (1.0 - self.importance_exponent),
         }
 
-    def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> QPolicy:
-        """The policy for an environment's spaces."""
-        network = partial(
-            q_network,
-            hidden=self.hidden,
-            activation=self.activation,
-            dueling=self.dueling,
-            atoms=self.atoms,
-        )
-        return QPolicy(
-            observations,
-            actions,
-            network,
-            atoms=self.atoms,
-            bounds=self.value_range,
-            name=self.algorithm,
-        )
+
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> QPolicy:
+    """The epsilon-greedy policy for the spaces of an environment."""
+    network = partial(
+        q_network,
+        hidden=config.hidden,
+        activation=config.activation,
+        dueling=config.dueling,
+        num_atoms=config.num_atoms,
+    )
+    return QPolicy(
+        observation_space,
+        action_space,
+        network,
+        num_atoms=config.num_atoms,
+        value_range=config.value_range,
+        algorithm=config.algorithm,
+    )
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """Workers act epsilon-greedily and send rollouts for replay."""
+    return WorkerSpec(
+        environment=task.environment,
+        num_envs=task.envs_per_worker(config.num_envs),
+        rollout_length=config.rollout_length,
+        policy=task.policy or partial(make_policy, config),
+        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        seed=task.seed,
+        clip_rewards=config.clip_rewards,
+    )
 
 
 def loss(
-    policy: QPolicy, config: Config, target: Weights, beta: Array, weights: Weights, rows: Any
+    policy: QPolicy, config: Config, target: Weights, beta: Array, batch: Any, weights: Weights
 ) -> tuple[Array, Metrics]:
-    r"""How far values are from what was seen and is expected after it.
+    r"""The Huber loss of the TD error, weighted by importance sampling.
 
     $$L = \mathbb{E}\big[w \, \mathrm{huber}(R + \gamma^n \bar Q(s', a') - Q(s, a))\big],
     \qquad a' = \arg\max_a Q(s', a)$$
 
-    or, with atoms, the cross entropy to the distribution of the same sum. The surprise is its priority.
+    With atoms it is the cross entropy to the projected distribution of $R + \gamma^n \bar Z(s', a')$ (C51).
+    The absolute TD error, or the cross entropy, is the new priority of a transition.
     """
-    outputs = policy.outputs(weights, rows["observation"])
-    chosen = jnp.take_along_axis(outputs, _one(rows["action"], outputs), axis=1)[:, 0]
-    after = jax.lax.stop_gradient(policy.outputs(target, rows["next_observation"]))
-    judge = jax.lax.stop_gradient(weights) if config.double else target
-    best = jnp.argmax(policy.values(judge, rows["next_observation"]), axis=-1)
-    after = jnp.take_along_axis(after, _one(best, after), axis=1)[:, 0]
-    reward, goes_on = returns(rows, config.discount)
+    outputs_tm1 = policy.outputs(weights, batch["observation"])
+    q_tm1 = _select_action(outputs_tm1, batch["action"])
+    selector = jax.lax.stop_gradient(weights) if config.double else target
+    action_t = jnp.argmax(policy.q_values(selector, batch["next_observation"]), axis=-1)
+    outputs_t = jax.lax.stop_gradient(policy.outputs(target, batch["next_observation"]))
+    q_t = _select_action(outputs_t, action_t)
+    return_t, discount_t = n_step_returns(batch, config.gamma)
     if policy.atoms is None:
-        surprise = jnp.abs(reward + goes_on * after - chosen)
-        each, value = optax.huber_loss(surprise), chosen
+        td_error = jnp.abs(return_t + discount_t * q_t - q_tm1)
+        losses, q_value = optax.huber_loss(td_error), q_tm1
     else:
-        wanted = projected(policy.atoms, reward, goes_on, jax.nn.softmax(after))
-        each = surprise = -jnp.sum(wanted * jax.nn.log_softmax(chosen), axis=-1)
-        value = jax.nn.softmax(chosen) @ policy.atoms
-    metrics = {"value": jnp.mean(value)}
+        probabilities = project_distribution(policy.atoms, return_t, discount_t, jax.nn.softmax(q_t))
+        losses = td_error = -jnp.sum(probabilities * jax.nn.log_softmax(q_tm1), axis=-1)
+        q_value = jax.nn.softmax(q_tm1) @ policy.atoms
+    metrics = {"q_value": jnp.mean(q_value)}
     if config.priority_exponent:
-        each, metrics["surprise"] = (
-            each * importance_weights(rows["relative_probability"], beta, 1.0),
-            surprise,
-        )
-    total = jnp.mean(each)
+        losses = losses * importance_weights(batch["relative_probability"], beta, 1.0)
+        metrics["td_error"] = td_error
+    total = jnp.mean(losses)
     return total, metrics | {"loss": total}
 
 
-def projected(atoms: Array, reward: Array, goes_on: Array, probabilities: Array) -> Array:
-    """The distribution of `reward + goes_on * atoms`, on the atoms: each shares with its two neighbours."""
-    step = atoms[1] - atoms[0]
-    moved = jnp.clip(reward[:, None] + goes_on[:, None] * atoms, atoms[0], atoms[-1])
-    near = jnp.clip(1 - jnp.abs(moved[:, None, :] - atoms[:, None]) / step, 0, 1)
-    return jnp.einsum("nij,nj->ni", near, probabilities)
+def project_distribution(atoms: Array, return_t: Array, discount_t: Array, probabilities: Array) -> Array:
+    """The distribution of `return_t + discount_t * atoms`, projected onto the atoms."""
+    spacing = atoms[1] - atoms[0]
+    shifted = jnp.clip(return_t[:, None] + discount_t[:, None] * atoms, atoms[0], atoms[-1])
+    overlap = jnp.clip(1 - jnp.abs(shifted[:, None, :] - atoms[:, None]) / spacing, 0, 1)
+    return jnp.einsum("nij,nj->ni", overlap, probabilities)
 
 
-def _one(index: Array, outputs: Array) -> Array:
-    """An index along the second axis, for `take_along_axis`."""
-    return index.reshape(-1, *(1 for _ in outputs.shape[1:])).astype(jnp.int32)
+def _select_action(outputs: Array, action: Array) -> Array:
+    """The outputs `[N, actions, ...]` of one action each."""
+    index = action.reshape(-1, *(1 for _ in outputs.shape[1:])).astype(jnp.int32)
+    return jnp.take_along_axis(outputs, index, axis=1)[:, 0]
 
 
 def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
-    """Adam, and a target network beside it."""
-    optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam())
+    """Adam, and a target network."""
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
 
-    def begin(weights: Weights) -> dict[str, Any]:
-        return {"optimizer": optimizer.init(weights), "target": weights}
+    def init_state(params: Weights) -> dict[str, Any]:
+        return {"optimizer": optimizer.init(params), "target": params}
 
-    def update(weights: Weights, state: Any, rows: Any, _: Array, settings: Any) -> Any:
-        objective = partial(loss, policy, config, state["target"], settings["beta"])
-        slopes, metrics = jax.grad(lambda own: objective(own, rows), has_aux=True)(trained(weights))
-        changed, moments = descended(
-            optimizer, settings["learning_rate"], slopes, state["optimizer"], weights
+    def update(weights: Weights, state: Any, batch: Any, _: Array, schedules: Any) -> Any:
+        batch_loss = partial(loss, policy, config, state["target"], schedules["beta"], batch)
+        grads, metrics = compute_grads(batch_loss, weights)
+        weights, opt_state = apply_updates(
+            optimizer, schedules["learning_rate"], grads, state["optimizer"], weights
         )
-        return changed | {"epsilon": settings["epsilon"]}, state | {"optimizer": moments}, metrics
+        return weights | {"epsilon": schedules["epsilon"]}, state | {"optimizer": opt_state}, metrics
 
     return Learner(
         policy,
         update,
         optimizer,
-        begin=begin,
-        settings=config.settings,
+        init_state=init_state,
+        schedules=config.schedules,
         seed=task.seed,
         total_steps=task.steps,
     )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """A few steps are stored, then a few batches are learned from, in turn."""
-    buffer = config.buffer(workers)
-    stored = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
-    learned = (
+    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    buffer = replay_buffer(
+        workers,
+        buffer_size=config.buffer_size,
+        batch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        n_step=config.n_step,
+        priority_exponent=config.priority_exponent,
+    )
+    store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
+    train = (
         Replay(buffer)
         .for_each(TrainOneStep(workers))
         .for_each(UpdatePriorities(buffer))
-        .for_each(UpdateTarget(workers, config.target_every))
+        .for_each(UpdateTarget(workers, config.target_update_interval))
     )
-    both = flow.union([stored, learned], weights=[1, config.updates])
-    return ReportMetrics(both, workers, every=config.rounds_reported)
+    reports = flow.union([store, train], weights=[1, config.gradient_steps])
+    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
 
 
-DQN = Algorithm("dqn", Config, Config.worker, learner, plan)
+DQN = Algorithm("dqn", Config, worker, learner, plan)

@@ -1,27 +1,29 @@
-"""Proximal policy optimization (Schulman et al., 2017, https://arxiv.org/abs/1707.06347).
+"""Proximal policy optimization, PPO (Schulman et al., 2017, https://arxiv.org/abs/1707.06347).
 
-Every worker samples some steps; all batches are joined, and the learner goes through them several times in
-minibatches. The probability of an action may move only so far from what it was.
+The workers sample rollouts under the same weights and compute advantages by GAE. The learner trains on all of
+them for several epochs of minibatches with the clipped surrogate objective, then sends the new weights to
+every worker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import jax
+import gymnasium
 import jax.numpy as jnp
 import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import NonNegativeFloat, PositiveInt
-from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt, Sizes
+from rollstream.rl.algorithm import Algorithm, AlgorithmConfig, Task
 from rollstream.rl.batch import Batch
-from rollstream.rl.learner import Learner, Metrics, descended, in_minibatches, shuffled, trained
-from rollstream.rl.normalize import with_seen
-from rollstream.rl.on_policy import OnPolicyConfig, explained_variance, mean_of, statistics_of
+from rollstream.rl.gae import add_gae
+from rollstream.rl.learner import Learner
+from rollstream.rl.networks import actor_critic
+from rollstream.rl.normalize import update_statistics
 from rollstream.rl.operators import (
     ConcatBatches,
     ParallelRollouts,
@@ -30,105 +32,185 @@ from rollstream.rl.operators import (
     StandardizeFields,
     TrainOneStep,
 )
-from rollstream.rl.policy import ActorCriticPolicy, Weights
+from rollstream.rl.params import Weights
+from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.updates import (
+    Metrics,
+    apply_updates,
+    compute_grads,
+    explained_variance,
+    minibatch_permutations,
+    scan_minibatches,
+)
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class Config(OnPolicyConfig):
+class Config(AlgorithmConfig):
     """Settings of PPO."""
 
+    num_envs: PositiveInt = 8
+    """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 256
+    """Number of steps per environment in a batch (n_steps)."""
     epochs: PositiveInt = 10
-    """How often a batch is gone through."""
+    """Number of epochs per batch."""
     minibatch_size: PositiveInt = 64
+    """Number of steps per minibatch."""
+    learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of Adam."""
+    learning_rate_decay: bool = False
+    """Decay the learning rate linearly to 0 over the training."""
+    gamma: Fraction = 0.99
+    """Discount factor (gamma)."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation (GAE): 0 for TD errors, 1 for Monte Carlo returns."""
     clip_range: NonNegativeFloat = 0.2
-    """How far, as a ratio, the probability of an action may move."""
+    """Clipping range (epsilon) of the probability ratio between the new and the old policy."""
     clip_range_decay: bool = False
+    """Decay the clipping range linearly to 0 over the training."""
+    entropy_coefficient: float = 0.0
+    """Coefficient of the entropy bonus in the loss (ent_coef)."""
+    value_coefficient: NonNegativeFloat = 0.5
+    """Coefficient of the value loss (vf_coef)."""
+    max_grad_norm: NonNegativeFloat = 0.5
+    """Maximum global norm of gradients; larger ones are clipped."""
+    hidden: Sizes = (64, 64)
+    """Hidden layer sizes of the actor and of the critic; images pass through a Nature CNN first."""
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    """Activation function of the hidden layers."""
+    initial_log_std: float = 0.0
+    """Initial log standard deviation of continuous actions."""
+    normalize_observations: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    normalize_rewards: bool = False
+    """Scale rewards by the running standard deviation of discounted returns."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign (-1, 0 or 1)."""
     overlap: bool = False
-    """Whether workers sample the next batch while this one is learned from: faster, one version behind."""
+    """Sample the next batch while the learner trains on this one: faster, with weights one version old."""
 
     def __post_init__(self) -> None:
         if self.batch_size % self.minibatch_size:
             raise RollstreamError(
-                f"a batch of {self.environments} environments x {self.rollout_length} steps is not a whole "
-                f"number of minibatches of {self.minibatch_size}; set minibatch_size to a divisor of "
+                f"a batch of {self.num_envs} environments x {self.rollout_length} steps cannot be divided "
+                f"into minibatches of {self.minibatch_size}; set minibatch_size to a divisor of "
                 f"{self.batch_size}"
             )
 
-    def settings(self, progress: float) -> dict[str, float]:
-        """What changes in the course of the training."""
-        left = 1.0 - progress if self.clip_range_decay else 1.0
-        return super().settings(progress) | {"clip_range": self.clip_range * left}
+    @property
+    def batch_size(self) -> int:
+        """Environment steps per batch."""
+        return self.num_envs * self.rollout_length
+
+    def schedules(self, progress: float) -> dict[str, float]:
+        """Scheduled values, given the fraction of the training that is done."""
+        remaining = 1.0 - progress
+        return {
+            "learning_rate": self.learning_rate * (remaining if self.learning_rate_decay else 1.0),
+            "clip_range": self.clip_range * (remaining if self.clip_range_decay else 1.0),
+        }
+
+
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> ActorCriticPolicy:
+    """The actor-critic policy for the spaces of an environment."""
+    network = partial(
+        actor_critic, hidden=config.hidden, activation=config.activation, log_std=config.initial_log_std
+    )
+    return ActorCriticPolicy(
+        observation_space,
+        action_space,
+        network,
+        normalize_observations=config.normalize_observations,
+        normalize_rewards=config.normalize_rewards,
+    )
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """Workers sample `rollout_length` steps per environment and add advantages by GAE."""
+    return WorkerSpec(
+        environment=task.environment,
+        num_envs=task.envs_per_worker(config.num_envs),
+        rollout_length=config.rollout_length,
+        policy=task.policy or partial(make_policy, config),
+        postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        seed=task.seed,
+        clip_rewards=config.clip_rewards,
+        return_gamma=config.gamma if config.normalize_rewards else None,
+    )
 
 
 def loss(
-    policy: ActorCriticPolicy, config: Config, clip_range: Array, weights: Weights, rows: Any
+    policy: ActorCriticPolicy, config: Config, clip_range: Array, batch: Any, weights: Weights
 ) -> tuple[Array, Metrics]:
-    r"""The clipped surrogate, the value's error and the entropy.
+    r"""The clipped surrogate objective, the value loss and the entropy bonus.
 
     $$L = -\mathbb{E}\big[\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)\big]
     + c_v \mathbb{E}\big[(V - R)^2\big] - c_e \mathbb{E}\big[H\big],
     \qquad \rho = \pi(a | s) / \pi_\mathrm{old}(a | s)$$
     """
-    log_prob, entropy, value = policy.evaluate(weights, rows["observation"], rows["action"])
-    log_ratio = log_prob - rows["log_prob"]
+    log_prob, entropy, value = policy.evaluate_actions(weights, batch["observation"], batch["action"])
+    log_ratio = log_prob - batch["log_prob"]
     ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1 - clip_range, 1 + clip_range)
-    mean = partial(mean_of, rows=rows)
-    policy_loss = -mean(jnp.minimum(ratio * rows["advantage"], clipped * rows["advantage"]))
-    value_loss = mean((value - rows["value_target"]) ** 2)
-    entropy_loss = -mean(entropy)
+    clipped_ratio = jnp.clip(ratio, 1 - clip_range, 1 + clip_range)
+    policy_loss = -jnp.mean(jnp.minimum(ratio * batch["advantage"], clipped_ratio * batch["advantage"]))
+    value_loss = jnp.mean((value - batch["value_target"]) ** 2)
+    entropy_loss = -jnp.mean(entropy)
     total = policy_loss + config.value_coefficient * value_loss + config.entropy_coefficient * entropy_loss
     return total, {
         "loss": total,
         "policy_gradient_loss": policy_loss,
         "value_loss": value_loss,
         "entropy_loss": entropy_loss,
-        "approx_kl": mean(ratio - 1 - log_ratio),
-        "clip_fraction": mean(jnp.abs(ratio - 1) > clip_range),
+        "approx_kl": jnp.mean(ratio - 1 - log_ratio),
+        "clip_fraction": jnp.mean(jnp.abs(ratio - 1) > clip_range),
     }
 
 
+_LOSS_COLUMNS = ("observation", "action", "log_prob", "advantage", "value_target")
+
+
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
-    """Adam, and all epochs and minibatches of a batch in one dispatch."""
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5)
-    )
+    """Adam; all epochs and minibatches of a batch are one jitted call."""
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
 
-    def update(weights: Weights, state: Any, batch: Batch, order: Array, settings: Any) -> Any:
-        def step(carry: Any, rows: Any) -> tuple[Any, Metrics]:
-            weights, state = carry
-            objective = partial(loss, policy, config, settings["clip_range"])
-            gradients, metrics = jax.grad(lambda own: objective(weights | own, rows), has_aux=True)(
-                trained(weights)
-            )
-            metrics["gradient_norm"] = optax.tree.norm(gradients)
-            return descended(optimizer, settings["learning_rate"], gradients, state, weights), metrics
+    def update(weights: Weights, opt_state: Any, batch: Batch, permutations: Array, schedules: Any) -> Any:
+        def step(carry: Any, minibatch: Any) -> tuple[Any, Metrics]:
+            weights, opt_state = carry
+            minibatch_loss = partial(loss, policy, config, schedules["clip_range"], minibatch)
+            grads, metrics = compute_grads(minibatch_loss, weights)
+            metrics["gradient_norm"] = optax.tree.norm(grads)
+            return apply_updates(optimizer, schedules["learning_rate"], grads, opt_state, weights), metrics
 
-        rows = Batch({name: batch[name] for name in _LEARNED if name in batch}).flattened()
-        carry, metrics = in_minibatches(step, (weights, state), rows, order)
-        metrics["explained_variance"] = explained_variance(batch)
-        return with_seen(carry[0], statistics_of(policy, batch)), carry[1], metrics
+        rows = batch.select(_LOSS_COLUMNS).flattened()
+        (weights, opt_state), metrics = scan_minibatches(step, (weights, opt_state), rows, permutations)
+        metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
+        return update_statistics(weights, policy.batch_statistics(batch)), opt_state, metrics
 
     return Learner(
         policy,
         update,
         optimizer,
-        noise=partial(shuffled, count=config.batch_size, epochs=config.epochs, size=config.minibatch_size),
-        settings=config.settings,
+        random_inputs=partial(
+            minibatch_permutations,
+            count=config.batch_size,
+            epochs=config.epochs,
+            minibatch_size=config.minibatch_size,
+        ),
+        schedules=config.schedules,
+        updates_per_batch=config.epochs,
         seed=task.seed,
         total_steps=task.steps,
     )
 
 
-_LEARNED = ("observation", "action", "log_prob", "advantage", "value_target", "real")
-
-
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """All workers sample under the same weights, then the learner trains, then all have new ones."""
+    """All workers sample under the same weights; the learner trains and sends them the new ones."""
     rollouts = ParallelRollouts(workers).gather_sync()
     if config.overlap:
         rollouts = rollouts.prefetch(1)
@@ -137,4 +219,4 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     return ReportMetrics(standardized.for_each(TrainOneStep(workers)), workers)
 
 
-PPO = Algorithm("ppo", Config, Config.worker, learner, plan)
+PPO = Algorithm("ppo", Config, worker, learner, plan)

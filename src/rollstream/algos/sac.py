@@ -1,14 +1,14 @@
-"""Soft actor-critic (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905).
+"""Soft actor-critic, SAC (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905).
 
-The actor is to be as good as two critics say and as undecided as it can; how much the second counts, the
-temperature, is learned. For discrete actions as in Christodoulou (2019, https://arxiv.org/abs/1910.07207).
+The actor maximizes the lower of two critics' values plus its entropy, weighted by a temperature that is
+learned. Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import jax
@@ -19,16 +19,21 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat
-from rollstream.rl.action_distributions import ActorPolicy, Categories, Squashed
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.rl.action_distributions import Categorical, TanhNormal
+from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.networks import network_head
-from rollstream.rl.off_policy import Critics, OffPolicyConfig, polyak, returns
+from rollstream.rl.critics import Critics
+from rollstream.rl.learner import Learner
+from rollstream.rl.networks import head_network
+from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
-from rollstream.rl.spaces import require_actions
+from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.spaces import require_action_space
+from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns, polyak_update
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
@@ -40,57 +45,101 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "sac"
 
-    target_rate: Fraction = 0.005
-    """Tau: how far target networks move to the critics in an update."""
+    num_envs: PositiveInt = 1
+    """Number of environments, divided evenly among the workers."""
+    rollout_length: PositiveInt = 1
+    """Number of steps per environment between updates (train_freq)."""
+    gradient_steps: PositiveInt = 1
+    """Number of gradient steps after each rollout."""
+    batch_size: PositiveInt = 256
+    """Number of transitions per gradient step."""
+    buffer_size: PositiveInt = 1_000_000
+    """Replay buffer size in transitions; the oldest are removed."""
+    learning_starts: NonNegativeInt = 100
+    """Number of transitions in the replay buffer before the first update; actions are uniform until then."""
+    learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of Adam, for actor, critics and temperature."""
+    gamma: Fraction = 0.99
+    """Discount factor (gamma)."""
+    tau: Fraction = 0.005
+    """Soft update coefficient of the target critics (tau, Polyak averaging)."""
+    n_step: PositiveInt = 1
+    """Number of steps of n-step returns."""
     initial_temperature: NonNegativeFloat = 1.0
+    """Initial temperature (alpha), the entropy coefficient (ent_coef)."""
     learn_temperature: bool = True
+    """Learn the temperature, so that the entropy approaches target_entropy."""
     target_entropy: float | None = None
-    """What the actor's entropy is kept at; left out, minus how many numbers an action has, or for discrete
-    actions 0.6 of the most there can be."""
+    """Target entropy of the actor; by default minus the action size, or 0.6 log(n) for n discrete actions."""
+    hidden: Sizes = (256, 256)
+    """Hidden layer sizes of the actor and of each critic; images pass through a Nature CNN first."""
+    activation: Literal["tanh", "relu", "silu"] = "relu"
+    """Activation function of the hidden layers."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign (-1, 0 or 1)."""
+    report_every: PositiveInt = 1_000
+    """Number of environment steps per report."""
 
-    def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorPolicy:
-        """The policy for an environment's spaces."""
-        require_actions(actions, (spaces.Box, spaces.Discrete), self.algorithm)
-        behaviour = Categories(actions) if isinstance(actions, spaces.Discrete) else Squashed(actions)
-        network = partial(network_head, hidden=self.hidden, activation=self.activation)
-        return ActorPolicy(observations, actions, behaviour, network)
-
-    def wanted_entropy(self, policy: ActorPolicy) -> float:
-        """What the actor's entropy is kept at."""
-        if self.target_entropy is not None:
-            return self.target_entropy
-        if isinstance(policy.behaviour, Squashed):
-            return -float(policy.behaviour.size)
-        return 0.6 * float(np.log(policy.behaviour.outputs))
+    def schedules(self, progress: float) -> dict[str, float]:  # noqa: ARG002
+        """Scheduled values, given the fraction of the training that is done."""
+        return {"learning_rate": self.learning_rate}
 
 
-def soft(
-    policy: ActorPolicy, critics: Critics, actor: Weights, critic: Weights, observation: Any, normal: Array
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> ActorPolicy:
+    """The actor for the spaces of an environment."""
+    require_action_space(action_space, (spaces.Box, spaces.Discrete), config.algorithm)
+    discrete = isinstance(action_space, spaces.Discrete)
+    distribution = Categorical(int(action_space.n)) if discrete else TanhNormal(action_space)
+    network = partial(head_network, hidden=config.hidden, activation=config.activation)
+    return ActorPolicy(observation_space, action_space, distribution, network)
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """Workers sample actions of the actor and send rollouts for replay."""
+    return WorkerSpec(
+        environment=task.environment,
+        num_envs=task.envs_per_worker(config.num_envs),
+        rollout_length=config.rollout_length,
+        policy=task.policy or partial(make_policy, config),
+        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        seed=task.seed,
+        clip_rewards=config.clip_rewards,
+    )
+
+
+def value_and_log_prob(
+    policy: ActorPolicy, critics: Critics, critic: Weights, observation: Any, noise: Array, actor: Weights
 ) -> tuple[Array, Array]:
-    """What the lower of two critics expects of the actor, and how decided that is: minus its entropy."""
+    """The lower Q value of the actor's action, and the action's log probability.
+
+    For discrete actions both are expectations over the actor's distribution.
+    """
     outputs = policy.outputs(actor, observation)
-    if isinstance(policy.behaviour, Squashed):
-        action, log_prob = policy.behaviour.sample(outputs, normal)
+    if isinstance(policy.distribution, TanhNormal):
+        action, log_prob = policy.distribution.sample_and_log_prob(outputs, noise)
         return jnp.min(critics(critic, observation, action), axis=0)[:, 0], log_prob
     log_prob, probability = jax.nn.log_softmax(outputs), jax.nn.softmax(outputs)
-    value = jnp.min(critics(critic, observation), axis=0)
-    return jnp.sum(probability * value, axis=-1), jnp.sum(probability * log_prob, axis=-1)
+    q_value = jnp.min(critics(critic, observation), axis=0)
+    return jnp.sum(probability * q_value, axis=-1), jnp.sum(probability * log_prob, axis=-1)
 
 
 def critic_loss(
-    policy: ActorPolicy, critics: Critics, critic: Weights, target: Array, rows: Any
+    policy: ActorPolicy, critics: Critics, target: Array, batch: Any, critic: Weights
 ) -> tuple[Array, Metrics]:
-    r"""How far the critics are from their target.
+    r"""The mean squared error of the critics, where y is the target.
 
     $$L_Q = \frac{1}{2} \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big]$$
     """
-    if isinstance(policy.behaviour, Squashed):
-        values = critics(critic, rows["observation"], policy.behaviour.unscaled(rows["action"]))[..., 0]
+    if isinstance(policy.distribution, TanhNormal):
+        action = policy.distribution.unscale(batch["action"])
+        q_values = critics(critic, batch["observation"], action)[..., 0]
     else:
-        action = rows["action"].astype(jnp.int32)[None, :, None]
-        values = jnp.take_along_axis(critics(critic, rows["observation"]), action, axis=-1)[..., 0]
-    loss = 0.5 * jnp.sum(jnp.mean((values - target) ** 2, axis=-1))
-    return loss, {"critic_loss": loss, "value": jnp.mean(values)}
+        action = batch["action"].astype(jnp.int32)[None, :, None]
+        q_values = jnp.take_along_axis(critics(critic, batch["observation"]), action, axis=-1)[..., 0]
+    loss = 0.5 * jnp.sum(jnp.mean((q_values - target) ** 2, axis=-1))
+    return loss, {"critic_loss": loss, "q_value": jnp.mean(q_values)}
 
 
 def actor_loss(
@@ -98,89 +147,107 @@ def actor_loss(
     critics: Critics,
     critic: Weights,
     temperature: Array,
-    normal: Array,
+    noise: Array,
+    batch: Any,
     actor: Weights,
-    rows: Any,
 ) -> tuple[Array, Metrics]:
-    r"""How decided the actor is, less what it is worth.
+    r"""The actor's log probability, weighted by the temperature, minus its value.
 
     $$L_\pi = \mathbb{E}\big[\alpha \log \pi(a | s) - \min_i Q_i(s, a)\big], \qquad a \sim \pi$$
     """
-    value, log_prob = soft(policy, critics, actor, critic, rows["observation"], normal)
-    loss = jnp.mean(temperature * log_prob - value)
+    q_value, log_prob = value_and_log_prob(policy, critics, critic, batch["observation"], noise, actor)
+    loss = jnp.mean(temperature * log_prob - q_value)
     return loss, {"actor_loss": loss, "entropy": -jnp.mean(log_prob)}
 
 
+def target_entropy(config: Config, policy: ActorPolicy) -> float:
+    """The setting, or its default."""
+    if config.target_entropy is not None:
+        return config.target_entropy
+    if isinstance(policy.distribution, TanhNormal):
+        return -float(policy.distribution.size)
+    return 0.6 * float(np.log(policy.distribution.output_size))
+
+
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
-    """The actor is what is published; critics, targets and temperature are kept beside it."""
-    behaviour = policy.behaviour
-    size = behaviour.size if isinstance(behaviour, Squashed) else 0
+    """Adam for actor, critics and temperature. The workers receive the actor only."""
+    distribution, entropy_target = policy.distribution, target_entropy(config, policy)
+    action_size = distribution.size if isinstance(distribution, TanhNormal) else 0
     critics = Critics(
-        policy,
-        outputs=1 if size else behaviour.outputs,
-        actions=size,
+        policy.observation_space,
+        action_size=action_size,
+        outputs=1 if action_size else distribution.output_size,
         hidden=config.hidden,
         activation=config.activation,
     )
-    adam, wanted = optax.scale_by_adam(), config.wanted_entropy(policy)
+    adam = optax.scale_by_adam()
 
-    def begin(actor: Weights) -> dict[str, Any]:
+    def init_state(actor: Weights) -> dict[str, Any]:
         critic = critics.init(task.seed)
         log_temperature = jnp.log(jnp.float32(config.initial_temperature))
         parts = {"actor": actor, "critic": critic, "temperature": log_temperature}
-        moments = {name: adam.init(own) for name, own in parts.items()}
-        return {"critic": critic, "target": critic, "log_temperature": log_temperature, "adam": moments}
+        opt_states = {name: adam.init(part) for name, part in parts.items()}
+        return {"critic": critic, "target": critic, "log_temperature": log_temperature, "adam": opt_states}
 
-    def update(weights: Weights, state: Any, rows: Any, noise: Array, settings: Any) -> Any:
-        rate, adams = settings["learning_rate"], state["adam"]
+    def update(weights: Weights, state: Any, batch: Any, noise: Array, schedules: Any) -> Any:
+        learning_rate, opt_states = schedules["learning_rate"], state["adam"]
         temperature = jnp.exp(state["log_temperature"])
-        reward, goes_on = returns(rows, config.discount)
-        value, log_prob = soft(policy, critics, weights, state["target"], rows["next_observation"], noise[0])
-        target = reward + goes_on * (value - temperature * log_prob)
 
-        slopes, metrics = jax.grad(lambda own: critic_loss(policy, critics, own, target, rows), has_aux=True)(
-            state["critic"]
+        return_t, discount_t = n_step_returns(batch, config.gamma)
+        q_value_t, log_prob_t = value_and_log_prob(
+            policy, critics, state["target"], batch["next_observation"], noise[0], weights
         )
-        critic, critic_adam = descended(adam, rate, slopes, adams["critic"], state["critic"])
+        target = return_t + discount_t * (q_value_t - temperature * log_prob_t)
+        grads, critic_metrics = compute_grads(
+            partial(critic_loss, policy, critics, target, batch), state["critic"]
+        )
+        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
 
-        slopes, more = jax.grad(
-            lambda own: actor_loss(policy, critics, critic, temperature, noise[1], own, rows), has_aux=True
-        )(trained(weights))
-        changed, actor_adam = descended(adam, rate, slopes, adams["actor"], weights)
+        grads, actor_metrics = compute_grads(
+            partial(actor_loss, policy, critics, critic, temperature, noise[1], batch), weights
+        )
+        actor, actor_opt = apply_updates(adam, learning_rate, grads, opt_states["actor"], weights)
 
-        surplus = more["entropy"] - wanted
-        step, temperature_adam = adam.update(surplus, adams["temperature"])
-        log_temperature = state["log_temperature"] - rate * step * config.learn_temperature
+        temperature_grad = actor_metrics["entropy"] - entropy_target
+        step, temperature_opt = adam.update(temperature_grad, opt_states["temperature"])
+        log_temperature = state["log_temperature"] - learning_rate * step * config.learn_temperature
+
         state = {
             "critic": critic,
-            "target": polyak(state["target"], critic, config.target_rate),
+            "target": polyak_update(state["target"], critic, config.tau),
             "log_temperature": log_temperature,
-            "adam": {"actor": actor_adam, "critic": critic_adam, "temperature": temperature_adam},
+            "adam": {"actor": actor_opt, "critic": critic_opt, "temperature": temperature_opt},
         }
-        metrics |= more | {"ent_coef": temperature}
-        return changed | {"epsilon": jnp.float32(0.0)}, state, metrics
+        metrics = critic_metrics | actor_metrics | {"ent_coef": temperature}
+        return actor | {"epsilon": jnp.float32(0.0)}, state, metrics
 
-    shape = (2, config.batch_size, size)
+    noise_shape = (2, config.batch_size, action_size)
     return Learner(
         policy,
         update,
         adam,
-        begin=begin,
-        noise=lambda random: random.standard_normal(shape, np.float32),
-        settings=config.settings,
+        init_state=init_state,
+        random_inputs=lambda random: random.standard_normal(noise_shape, np.float32),
+        schedules=config.schedules,
         seed=task.seed,
         total_steps=task.steps,
-        side_by_side=True,
+        concurrent=True,
     )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """A step is stored, then a batch is learned from, in turn."""
-    buffer = config.buffer(workers)
-    stored = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
-    learned = Replay(buffer).for_each(TrainOneStep(workers))
-    both = flow.union([stored, learned], weights=[1, config.updates])
-    return ReportMetrics(both, workers, every=config.rounds_reported)
+    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    buffer = replay_buffer(
+        workers,
+        buffer_size=config.buffer_size,
+        batch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        n_step=config.n_step,
+    )
+    store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
+    train = Replay(buffer).for_each(TrainOneStep(workers))
+    reports = flow.union([store, train], weights=[1, config.gradient_steps])
+    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
 
 
-SAC = Algorithm("sac", Config, Config.worker, learner, plan)
+SAC = Algorithm("sac", Config, worker, learner, plan)

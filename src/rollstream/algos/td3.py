@@ -1,14 +1,14 @@
-"""Twin delayed DDPG (Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477).
+"""Twin delayed DDPG, TD3 (Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477).
 
-A deterministic actor follows two critics, of which the lower counts; it is updated less often than they are,
-and their targets are smoothed by noise. Without all that it is `ddpg`.
+A deterministic actor maximizes the first of two critics, whose targets use the lower of both and smoothing
+noise on the target action. The actor is updated less often than the critics.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import jax
@@ -19,16 +19,21 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
-from rollstream.rl.action_distributions import ActorPolicy, Steady
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.rl.action_distributions import NoisyDeterministic
+from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.rl.learner import Learner, Metrics, descended, trained
-from rollstream.rl.networks import network_head
-from rollstream.rl.off_policy import Critics, OffPolicyConfig, polyak, returns
+from rollstream.rl.critics import Critics
+from rollstream.rl.learner import Learner
+from rollstream.rl.networks import head_network
+from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
-from rollstream.rl.params import Weights
+from rollstream.rl.params import Weights, trainable
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
-from rollstream.rl.spaces import require_actions
+from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.spaces import require_action_space
+from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns, polyak_update
+from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
@@ -40,70 +45,118 @@ class Config(OffPolicyConfig):
 
     algorithm: ClassVar[str] = "td3"
 
+    num_envs: PositiveInt = 1
+    """Number of environments, divided evenly among the workers."""
+    rollout_length: PositiveInt = 1
+    """Number of steps per environment between updates (train_freq)."""
+    gradient_steps: PositiveInt = 1
+    """Number of gradient steps after each rollout."""
+    batch_size: PositiveInt = 256
+    """Number of transitions per gradient step."""
+    buffer_size: PositiveInt = 1_000_000
+    """Replay buffer size in transitions; the oldest are removed."""
+    learning_starts: NonNegativeInt = 100
+    """Number of transitions in the replay buffer before the first update; actions are uniform until then."""
     learning_rate: NonNegativeFloat = 1e-3
-    target_rate: Fraction = 0.005
-    """Tau: how far target networks move to the others, whenever the actor is updated."""
+    """Learning rate of Adam, for actor and critics."""
+    gamma: Fraction = 0.99
+    """Discount factor (gamma)."""
+    tau: Fraction = 0.005
+    """Soft update coefficient of the target networks (tau, Polyak averaging)."""
+    n_step: PositiveInt = 1
+    """Number of steps of n-step returns."""
     exploration_noise: NonNegativeFloat = 0.1
-    """The deviation of what is added to actions while learning, where actions are between -1 and 1."""
-    critics: PositiveInt = 2
-    """Of which the lowest counts."""
+    """Standard deviation of the Gaussian exploration noise, for actions scaled to [-1, 1]."""
+    num_critics: PositiveInt = 2
+    """Number of critics; targets use the lowest."""
     policy_delay: PositiveInt = 2
-    """Updates of the critics for one of the actor."""
-    target_noise: NonNegativeFloat = 0.2
-    """The deviation of what is added to the actions that targets are computed for."""
+    """Number of critic updates per actor update."""
+    target_policy_noise: NonNegativeFloat = 0.2
+    """Standard deviation of the smoothing noise on target actions (target policy smoothing)."""
     target_noise_clip: NonNegativeFloat = 0.5
-    """The most that is added."""
+    """Maximum absolute value of the smoothing noise."""
+    hidden: Sizes = (256, 256)
+    """Hidden layer sizes of the actor and of each critic; images pass through a Nature CNN first."""
+    activation: Literal["tanh", "relu", "silu"] = "relu"
+    """Activation function of the hidden layers."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign (-1, 0 or 1)."""
+    report_every: PositiveInt = 1_000
+    """Number of environment steps per report."""
 
-    def policy(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> ActorPolicy:
-        """The policy for an environment's spaces."""
-        require_actions(actions, (spaces.Box,), self.algorithm)
-        assert isinstance(actions, spaces.Box)
-        network = partial(network_head, hidden=self.hidden, activation=self.activation, gain=0.01)
-        return ActorPolicy(observations, actions, Steady(actions, self.exploration_noise), network)
+    def schedules(self, progress: float) -> dict[str, float]:  # noqa: ARG002
+        """Scheduled values, given the fraction of the training that is done."""
+        return {"learning_rate": self.learning_rate}
 
 
-def action_of(policy: ActorPolicy, actor: Weights, observation: Any) -> Array:
-    """What the actor does, between -1 and 1."""
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> ActorPolicy:
+    """The deterministic actor for the spaces of an environment."""
+    require_action_space(action_space, (spaces.Box,), config.algorithm)
+    distribution = NoisyDeterministic(action_space, config.exploration_noise)
+    network = partial(head_network, hidden=config.hidden, activation=config.activation, gain=0.01)
+    return ActorPolicy(observation_space, action_space, distribution, network)
+
+
+def worker(config: Config, task: Task) -> WorkerSpec:
+    """Workers act with exploration noise and send rollouts for replay."""
+    return WorkerSpec(
+        environment=task.environment,
+        num_envs=task.envs_per_worker(config.num_envs),
+        rollout_length=config.rollout_length,
+        policy=task.policy or partial(make_policy, config),
+        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        seed=task.seed,
+        clip_rewards=config.clip_rewards,
+    )
+
+
+def actor_action(policy: ActorPolicy, actor: Weights, observation: Any) -> Array:
+    """The actor's action, scaled to [-1, 1]."""
     return jnp.tanh(policy.outputs(actor, observation))
 
 
 def critic_loss(
-    policy: ActorPolicy, critics: Critics, target: Array, critic: Weights, rows: Any
+    policy: ActorPolicy, critics: Critics, target: Array, batch: Any, critic: Weights
 ) -> tuple[Array, Metrics]:
-    r"""How far the critics are from their target.
+    r"""The mean squared error of the critics, where y is the target.
 
     $$L_Q = \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big]$$
     """
-    behaviour = policy.behaviour
-    assert isinstance(behaviour, Steady)
-    values = critics(critic, rows["observation"], behaviour.unscaled(rows["action"]))[..., 0]
-    loss = jnp.sum(jnp.mean((values - target) ** 2, axis=-1))
-    return loss, {"critic_loss": loss, "value": jnp.mean(values)}
+    assert isinstance(policy.distribution, NoisyDeterministic)
+    action = policy.distribution.unscale(batch["action"])
+    q_values = critics(critic, batch["observation"], action)[..., 0]
+    loss = jnp.sum(jnp.mean((q_values - target) ** 2, axis=-1))
+    return loss, {"critic_loss": loss, "q_value": jnp.mean(q_values)}
 
 
-def actor_loss(policy: ActorPolicy, critics: Critics, critic: Weights, actor: Weights, rows: Any) -> Array:
-    r"""Minus what the actor is worth to the first critic.
+def actor_loss(
+    policy: ActorPolicy, critics: Critics, critic: Weights, batch: Any, actor: Weights
+) -> tuple[Array, Metrics]:
+    r"""Minus the first critic's value of the actor's action.
 
     $$L_\pi = -\mathbb{E}\big[Q_1(s, \pi(s))\big]$$
     """
-    observation = rows["observation"]
-    return -jnp.mean(critics(critic, observation, action_of(policy, actor, observation))[0])
+    observation = batch["observation"]
+    action = actor_action(policy, actor, observation)
+    loss = -jnp.mean(critics(critic, observation, action)[0])
+    return loss, {"actor_loss": loss}
 
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
-    """The actor is what is published; critics and targets are kept beside it."""
-    size = policy.behaviour.outputs
+    """Adam for actor and critics, with target networks of both. The workers receive the actor only."""
+    action_size = policy.distribution.output_size
     critics = Critics(
-        policy,
-        outputs=1,
-        actions=size,
-        count=config.critics,
+        policy.observation_space,
+        action_size=action_size,
+        count=config.num_critics,
         hidden=config.hidden,
         activation=config.activation,
     )
     adam = optax.scale_by_adam()
 
-    def begin(actor: Weights) -> dict[str, Any]:
+    def init_state(actor: Weights) -> dict[str, Any]:
         critic = critics.init(task.seed)
         return {
             "critic": critic,
@@ -113,61 +166,72 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
             "actor_loss": jnp.float32(0),
         }
 
-    def update(weights: Weights, state: Any, rows: Any, normal: Array, settings: Any) -> Any:
-        rate, targets, beyond = settings["learning_rate"], state["targets"], rows["next_observation"]
-        noise = jnp.clip(config.target_noise * normal, -config.target_noise_clip, config.target_noise_clip)
-        action = jnp.clip(action_of(policy, targets["actor"], beyond) + noise, -1, 1)
-        reward, goes_on = returns(rows, config.discount)
-        target = reward + goes_on * jnp.min(critics(targets["critic"], beyond, action), axis=0)[:, 0]
+    def update(weights: Weights, state: Any, batch: Any, normal: Array, schedules: Any) -> Any:
+        learning_rate, targets, opt_states = schedules["learning_rate"], state["targets"], state["adam"]
+        actor = trainable(weights)
 
-        slopes, metrics = jax.grad(lambda own: critic_loss(policy, critics, target, own, rows), has_aux=True)(
-            state["critic"]
-        )
-        critic, critic_adam = descended(adam, rate, slopes, state["adam"]["critic"], state["critic"])
+        noise_clip = config.target_noise_clip
+        noise = jnp.clip(config.target_policy_noise * normal, -noise_clip, noise_clip)
+        next_observation = batch["next_observation"]
+        action_t = jnp.clip(actor_action(policy, targets["actor"], next_observation) + noise, -1, 1)
+        q_value_t = jnp.min(critics(targets["critic"], next_observation, action_t), axis=0)[:, 0]
+        return_t, discount_t = n_step_returns(batch, config.gamma)
+        target = return_t + discount_t * q_value_t
+        grads, metrics = compute_grads(partial(critic_loss, policy, critics, target, batch), state["critic"])
+        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
 
-        def improved() -> tuple[Any, ...]:
-            loss, slopes = jax.value_and_grad(lambda own: actor_loss(policy, critics, critic, own, rows))(
-                trained(weights)
-            )
-            actor, actor_adam = descended(adam, rate, slopes, state["adam"]["actor"], trained(weights))
-            moved = {"actor": actor, "critic": critic}
-            followed = {name: polyak(targets[name], own, config.target_rate) for name, own in moved.items()}
-            return actor, actor_adam, followed, loss
+        def update_actor() -> tuple[Any, ...]:
+            grads, metrics = compute_grads(partial(actor_loss, policy, critics, critic, batch), actor)
+            new_actor, actor_opt = apply_updates(adam, learning_rate, grads, opt_states["actor"], actor)
+            online = {"actor": new_actor, "critic": critic}
+            new_targets = {
+                name: polyak_update(targets[name], params, config.tau) for name, params in online.items()
+            }
+            return new_actor, actor_opt, new_targets, metrics["actor_loss"]
 
-        def left() -> tuple[Any, ...]:
-            return trained(weights), state["adam"]["actor"], targets, state["actor_loss"]
+        def keep_actor() -> tuple[Any, ...]:
+            return actor, opt_states["actor"], targets, state["actor_loss"]
 
         updates = state["updates"] + 1
-        actor, actor_adam, targets, loss = jax.lax.cond(updates % config.policy_delay == 0, improved, left)
+        actor, actor_opt, targets, loss = jax.lax.cond(
+            updates % config.policy_delay == 0, update_actor, keep_actor
+        )
         state = {
             "critic": critic,
             "targets": targets,
-            "adam": {"actor": actor_adam, "critic": critic_adam},
+            "adam": {"actor": actor_opt, "critic": critic_opt},
             "updates": updates,
             "actor_loss": loss,
         }
         return actor | {"epsilon": jnp.float32(0.0)}, state, metrics | {"actor_loss": loss}
 
+    noise_shape = (config.batch_size, action_size)
     return Learner(
         policy,
         update,
         adam,
-        begin=begin,
-        noise=lambda random: random.standard_normal((config.batch_size, size), np.float32),
-        settings=config.settings,
+        init_state=init_state,
+        random_inputs=lambda random: random.standard_normal(noise_shape, np.float32),
+        schedules=config.schedules,
         seed=task.seed,
         total_steps=task.steps,
-        side_by_side=True,
+        concurrent=True,
     )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """A step is stored, then a batch is learned from, in turn."""
-    buffer = config.buffer(workers)
-    stored = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
-    learned = Replay(buffer).for_each(TrainOneStep(workers))
-    both = flow.union([stored, learned], weights=[1, config.updates])
-    return ReportMetrics(both, workers, every=config.rounds_reported)
+    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    buffer = replay_buffer(
+        workers,
+        buffer_size=config.buffer_size,
+        batch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        n_step=config.n_step,
+    )
+    store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
+    train = Replay(buffer).for_each(TrainOneStep(workers))
+    reports = flow.union([store, train], weights=[1, config.gradient_steps])
+    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
 
 
-TD3 = Algorithm("td3", Config, Config.worker, learner, plan)
+TD3 = Algorithm("td3", Config, worker, learner, plan)

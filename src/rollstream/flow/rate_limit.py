@@ -85,7 +85,16 @@ class Limit(Node):
             self.limiter.samples += change
 
     def _allowed(self) -> bool:
-        return self.limiter.can_insert(self.pending + 1) if self.inserts else self.limiter.can_sample()
+        if not self.inserts:
+            return self.limiter.can_sample()
+        return self.limiter.can_insert(self.pending + 1) or self._is_awaited()
+
+    def _is_awaited(self) -> bool:
+        """Whether every sample waits for an insert: the replay actors lost their items when they died."""
+        if self.pending or self.other is None or not self.other._gates:
+            return False
+        samples = self.other.upstreams[0]
+        return samples.requested > 0 and not samples.ready and self.flow.stalled()
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""

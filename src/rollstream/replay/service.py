@@ -38,7 +38,6 @@ class ReplayShard:
 
     def __init__(self, make: Callable[[int], ReplayBuffer], *, context: ActorContext):
         self.buffer = make(context.index)
-        self._was_restarted = context.restarts > 0
         self._incarnation = secrets.randbits(48)
         """Identifies the content: a restarted shard is empty and has another incarnation."""
         self._writing: BackgroundSave | None = None
@@ -59,17 +58,12 @@ class ReplayShard:
 
     def sample(
         self, context: Context | None = None, request_id: str = ""
-    ) -> ReplayBatch | Deferred[ReplayBatch] | None:
-        """Sample a batch as soon as the rate limiter allows it.
-
-        In a flow, a shard that is empty after a restart returns `None` at once, so that the flow can go on.
-        """
+    ) -> ReplayBatch | Deferred[ReplayBatch]:
+        """Sample a batch as soon as the rate limiter allows it."""
         if context is not None:
             table = self.buffer.table
             counts = {"inserts": table.rate_limiter.inserts, "samples": table.rate_limiter.samples}
             context.note(incarnation=self._incarnation, size=table.size, **counts)
-            if self._was_restarted and not table.size:
-                return None
         batch = None if self._pending_samples else self.buffer.sample()
         if batch is None:
             reply: Deferred[ReplayBatch] = Deferred()

@@ -1,4 +1,4 @@
-"""Experience as named columns, time-major: every array is `[T, B, ...]`, T steps of B environments."""
+"""Batches: experience as columns `[T, B, ...]`, T steps of B environments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from rollstream.state_codec import serializable
 
 
 class BatchError(RollstreamError):
-    """Columns that do not fit together."""
+    """Columns or batches whose names or shapes do not match."""
 
 
 @serializable
 class Batch(dict[str, Any]):
-    """Columns by name. One may itself be a dict or tuple of arrays, as observations of such spaces are.
+    """A dict of columns, and a JAX pytree. A column may be a dict or tuple of arrays, as observations can be.
 
-    A batch is a dict in every way, and JAX treats it like one.
-    Its provenance (who sampled it, under which version of the weights) travels beside it through a flow.
+    Every row of a batch that a worker sends is a step that was taken: a plain mean over rows is right for
+    every environment. Provenance (the worker, the version of its weights) travels beside the batch through a
+    flow.
 
     >>> batch = Batch(reward=np.ones((4, 2)), observation={"position": np.zeros((4, 2, 3))})
     >>> batch.shape, batch.steps
@@ -33,42 +34,44 @@ class Batch(dict[str, Any]):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many steps, of how many environments side by side."""
+        """`(T, B)`: steps and environments."""
         leaves = jax.tree.leaves(dict(self))
         if not leaves:
             raise BatchError("a batch without columns has no shape")
         shape = np.shape(leaves[0])
         if len(shape) < 2:
-            raise BatchError(f"columns of a batch are [T, B, ...], and the first of these is {list(shape)}")
+            raise BatchError(
+                f"columns of a batch have shape [T, B, ...]; the first one here has {list(shape)}"
+            )
         return shape[0], shape[1]
 
     @property
     def steps(self) -> int:
-        """How many environment steps."""
+        """Number of environment steps, T * B."""
         length, width = self.shape
         return length * width
 
     def validated(self) -> Batch:
-        """The batch itself, if every column has the same leading shape `[T, B]`."""
+        """The batch itself; raise `BatchError` unless all columns start with the same `[T, B]`."""
         shapes = {
             jax.tree_util.keystr(path): np.shape(leaf)[:2]
             for path, leaf in jax.tree.leaves_with_path(dict(self))
         }
         if len(set(shapes.values())) != 1 or any(len(shape) != 2 for shape in shapes.values()):
             listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise BatchError(f"every column of a batch begins with the same [T, B]; these do not: {listed}")
+            raise BatchError(f"all columns of a batch start with the same [T, B]; these do not: {listed}")
         return self
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        """Every array replaced by what the function makes of it."""
+        """Apply a function to every array."""
         return Batch(jax.tree.map(function, dict(self)))
 
     def flattened(self) -> dict[str, Any]:
-        """Columns with time and environments as one axis, `[T * B, ...]`, not copied where possible."""
+        """Columns `[T * B, ...]`; views where possible."""
         return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), dict(self))
 
-    def only(self, names: Sequence[str]) -> Batch:
-        """Some of the columns."""
+    def select(self, names: Sequence[str]) -> Batch:
+        """A batch of some of the columns."""
         missing = [name for name in names if name not in self]
         if missing:
             raise BatchError(f"there is no column {', '.join(missing)}; there are {', '.join(self)}")
@@ -76,19 +79,21 @@ class Batch(dict[str, Any]):
 
     @staticmethod
     def concatenate(batches: Sequence[Batch]) -> Batch:
-        """Batches of the same length, environments side by side. A single one is given back as it is."""
+        """Join batches of the same length along the environment axis. A single batch is returned as it is."""
         if not batches:
-            raise BatchError("there are no batches to join")
+            raise BatchError("there are no batches to concatenate")
         if len(batches) == 1:
             return batches[0]
         first = batches[0]
         for other in batches[1:]:
             if other.keys() != first.keys():
                 odd = ", ".join(sorted(other.keys() ^ first.keys()))
-                raise BatchError(f"batches with different columns cannot be joined: {odd} is only in some")
+                raise BatchError(
+                    f"batches with different columns cannot be concatenated: {odd} is only in some"
+                )
             if other.shape[0] != first.shape[0]:
                 raise BatchError(
-                    f"batches of {first.shape[0]} and {other.shape[0]} steps cannot be joined side by side"
+                    f"batches of {first.shape[0]} and {other.shape[0]} steps cannot be concatenated"
                 )
         return Batch(jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(dict(b) for b in batches)))
 

@@ -1,4 +1,4 @@
-"""What environments have to give, and what is said of those that give something else."""
+"""Checks that an environment follows Gymnasium's interface, with errors that say what it returned instead."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
 
-UNFIT = (ValueError, TypeError, KeyError, IndexError)
-"""What is raised by whoever takes something for what it is not."""
+INTERFACE_ERRORS = (ValueError, TypeError, KeyError, IndexError)
+"""Errors that a result of the wrong type or shape causes."""
 _RESET, _STEP = "reset(seed=...)", "step(action)"
-_TAKERS = ("rollstream.", "gymnasium.core", "gymnasium.wrappers.")
-"""Modules that take what an environment gives."""
+_CALLERS = ("rollstream.", "gymnasium.core", "gymnasium.wrappers.")
+"""Modules that use the results of an environment."""
 
 
 class BadEnvironment(RollstreamError):
-    """An environment that does not do what Gymnasium says it should."""
+    """An environment that does not follow Gymnasium's interface."""
 
 
-def begun(environment: Any, **seed: int) -> tuple[Any, dict[str, Any]]:
-    """The first observation of an episode, and the info with it."""
+def checked_reset(environment: Any, **seed: int) -> tuple[Any, dict[str, Any]]:
+    """Reset an environment; raise `BadEnvironment` unless it returns an observation and a dict."""
     try:
-        given = environment.reset(**seed)
-    except UNFIT as error:
-        require_own(error, environment, _RESET)
+        result = environment.reset(**seed)
+    except INTERFACE_ERRORS as error:
+        explain(error, environment, _RESET)
         raise
-    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
-        raise _bad(environment, _RESET, f"it gave {type(given).__name__}")
-    return given
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise _bad(environment, _RESET, f"it returned {type(result).__name__}")
+    return result
 
 
-def require_fit(environment: Any, observation: Any) -> None:
-    """Raise if the first observation of an environment is not as its space says."""
-    if (reason := misfit(environment.observation_space, observation)) is not None:
+def check_observation(environment: Any, observation: Any) -> None:
+    """Raise `BadEnvironment` if an observation does not match the observation space."""
+    if (reason := space_mismatch(environment.observation_space, observation)) is not None:
         raise _bad(environment, _RESET, f"the observation {reason}")
 
 
-def require_own(error: Exception, environment: Any, method: str = _STEP) -> None:
-    """Raise a better error, unless one was raised by the code of the environment itself."""
+def explain(error: Exception, environment: Any, method: str = _STEP) -> None:
+    """Raise `BadEnvironment` unless the environment's own code raised the error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if frame.f_globals.get("__name__", "").startswith(_TAKERS):
+    if frame.f_globals.get("__name__", "").startswith(_CALLERS):
         raise _bad(environment, method, f"{type(error).__name__}: {error}") from error
 
 
-def misfit(space: gymnasium.Space[Any], observation: Any) -> str | None:
-    """What about an observation is not as a space says; only names and shapes are looked at.
+def space_mismatch(space: gymnasium.Space[Any], observation: Any) -> str | None:
+    """How an observation differs from its space in names and shapes; `None` if it does not.
 
-    >>> misfit(spaces.Box(-1, 1, (4,)), [1, 2, 3])
+    >>> space_mismatch(spaces.Box(-1, 1, (4,)), [1, 2, 3])
     'has shape (3,) instead of (4,)'
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         named = isinstance(space, spaces.Dict)
         for name, part in space.spaces.items() if named else enumerate(space.spaces):
             try:
-                reason = misfit(part, observation[name])
-            except UNFIT:
+                reason = space_mismatch(part, observation[name])
+            except INTERFACE_ERRORS:
                 return f"has no part {name!r}"
             if reason is not None:
-                return f"has a part {name!r} which {reason}"
+                return f"has a part {name!r} that {reason}"
         return None
     try:
         shape = np.shape(observation)
@@ -73,7 +73,7 @@ def misfit(space: gymnasium.Space[Any], observation: Any) -> str | None:
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Leading axes of one do not matter: arrays are assigned without them."""
+    """Leading axes of length 1 do not matter: assignment drops them."""
     while shape and shape[0] == 1:
         shape = shape[1:]
     return shape
@@ -83,6 +83,6 @@ def _bad(environment: Any, method: str, reason: str) -> BadEnvironment:
     name = type(environment.unwrapped).__name__ if environment.spec is None else environment.spec.id
     rest = ", a reward, terminated, truncated and a dict" if method == _STEP else " and a dict"
     return BadEnvironment(
-        f"{method} of {name} has to give an observation of its space{rest} ({' '.join(reason.split())}); "
-        f"gymnasium.utils.env_checker.check_env tells what else is wrong"
+        f"{method} of {name} must return an observation of its space{rest} ({' '.join(reason.split())}); "
+        f"gymnasium.utils.env_checker.check_env finds further problems"
     )

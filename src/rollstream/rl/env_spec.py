@@ -1,4 +1,4 @@
-"""Which environment to learn in, and how to make several of it."""
+"""Env specs: which environment to use, and how to create several of it."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 
 from rollstream.engine import RollstreamError
-from rollstream.rl.spaces import require_observations
-from rollstream.rl.vector import FrameStack, NativeVector, SyncVector, Vector
+from rollstream.rl.frame_stack import FrameStack
+from rollstream.rl.spaces import require_observation_space
+from rollstream.rl.vector import NativeVector, SyncVector, Vector
 from rollstream.user_code import file_and_name, load_from_file
 
 Source: TypeAlias = str | Callable[..., gymnasium.Env[Any, Any]]
-MANY = 32
-"""From so many environments on, a native vector environment is preferred: below, plain ones are as fast."""
+NATIVE_FROM = 32
+"""From this many environments on, native vector environments are used: fewer plain ones are as fast."""
 _EXTRAS = {"box2d": "box2d", "Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
 class UnknownEnvironment(RollstreamError):
-    """There is no such environment, or what it needs is not installed."""
+    """There is no such environment, or a package it needs is not installed."""
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """A recipe for environments, made where they are needed.
+    """Which environment to use; it is created where it is needed.
 
     `EnvSpec("CartPole-v1")`, `EnvSpec("ALE/Pong-v5")`, `EnvSpec("envpool:Pong-v5")`,
-    `EnvSpec("my_module:Mine-v0")` for what a module registers, `EnvSpec("my_file.py:MyEnv")` for a
-    class or function in a file, or a function that makes one.
+    `EnvSpec("my_module:Mine-v0")` for an id that a module registers, `EnvSpec("my_file.py:MyEnv")` for a
+    class or function in a file, or a function that returns an environment.
     """
 
     source: Source
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `gymnasium.make`, or of the function."""
     frame_stack: int = 1
-    """How many observations a policy sees at once."""
-    vectorization: Literal["auto", "lean", "native"] = "auto"
-    """Plain environments one after the other, or a vector environment of its own where there is one."""
+    """Number of stacked observations a policy sees."""
+    vectorization: Literal["auto", "sync", "native"] = "auto"
+    """`sync` steps plain environments one after the other; `native` uses the environment's own vector
+    version."""
     found: Any = field(default=None, init=False, repr=False, compare=False)
-    """What the source stands for, where it may be unknown: in another process."""
+    """What the source refers to; set when the spec is sent to a process where it may be unknown."""
 
     def __post_init__(self) -> None:
         if isinstance(self.source, str) or callable(self.source):
             return
         known = getattr(getattr(self.source, "spec", None), "id", "CartPole-v1")
         raise UnknownEnvironment(
-            f"env is of type {type(self.source).__name__}; give an id of Gymnasium, or a function that makes "
-            f"an environment, for there are several: env=lambda: gymnasium.make({known!r})"
+            f"env is of type {type(self.source).__name__}; give a Gymnasium id, or a function that returns "
+            f"a new environment per call: env=lambda: gymnasium.make({known!r})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """With what is registered, or in a file, here: where this arrives, it need not be."""
+        """With what is registered or in a file here, which the receiving process may not have."""
         found = self._found() if isinstance(self.source, str) and not _is_envpool(self.source) else None
         if isinstance(found, registration.EnvSpec) and str(found.entry_point).startswith("__main__:"):
             found = copy.deepcopy(found)
@@ -67,17 +69,17 @@ class EnvSpec:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name to display."""
         if not isinstance(self.source, str):
             return getattr(self.source, "__name__", repr(self.source))
         parts = file_and_name(self.source)
         return self.source if parts is None else parts[1]
 
     def make(self, count: int, seed: int | None = None) -> Vector:
-        """So many, side by side. The seed is for those that take none when they are reset, as EnvPool's."""
+        """Create environments. The seed is for those that ignore seeds at reset, such as EnvPool's."""
         vector = self._vector(count, seed)
         try:
-            require_observations(vector.observation_space)
+            require_observation_space(vector.observation_space)
             return vector if self.frame_stack == 1 else self._stacked(vector)
         except RollstreamError:
             vector.close()
@@ -87,13 +89,13 @@ class EnvSpec:
         space = vector.observation_space
         if not isinstance(space, spaces.Box) or not space.shape:
             raise UnknownEnvironment(
-                f"frame_stack={self.frame_stack}: only arrays of a Box can be stacked, and those of "
-                f"{self.name} are {space}"
+                f"frame_stack={self.frame_stack}: only Box observations can be stacked, and the "
+                f"observation space of {self.name} is {space}"
             )
         return FrameStack(vector, self.frame_stack)
 
-    def one(self, **options: Any) -> gymnasium.Env[Any, Any]:
-        """A single plain one, to look at or to film."""
+    def make_one(self, **options: Any) -> gymnasium.Env[Any, Any]:
+        """Create a single plain environment."""
         options, found = {**self.options, **options}, self._found()
         if isinstance(found, registration.EnvSpec):
             return _made(self.name, found, options)
@@ -105,12 +107,12 @@ class EnvSpec:
             if isinstance(error, TypeError) and options:
                 raise _odd_options(self.name, options, error) from error
             raise UnknownEnvironment(
-                f"{self.name} cannot be made: {type(error).__name__}: {error}"
+                f"{self.name} cannot be created: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(made, gymnasium.Env):
             raise UnknownEnvironment(
-                f"{self.name} made {type(made).__name__} {made!r}; let it make one gymnasium.Env, of which "
-                f"several are then run side by side"
+                f"{self.name} returned {type(made).__name__} {made!r}; it must return one new "
+                f"gymnasium.Env per call"
             )
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(made, name, None), gymnasium.Space):
@@ -118,7 +120,7 @@ class EnvSpec:
         return made
 
     def _found(self) -> Any:
-        """What is registered under an id, or a function."""
+        """The registered spec of an id, or a function."""
         if self.found is not None:
             return self.found
         if not isinstance(self.source, str):
@@ -135,7 +137,7 @@ class EnvSpec:
             native = found.vector_entry_point is not None
             only_native = self.name.startswith("ALE/")
             wanted = self.vectorization == "native" or (
-                self.vectorization == "auto" and native and (count >= MANY or only_native)
+                self.vectorization == "auto" and native and (count >= NATIVE_FROM or only_native)
             )
             if wanted and not native:
                 raise UnknownEnvironment(
@@ -143,7 +145,7 @@ class EnvSpec:
                 )
             if wanted:
                 return NativeVector(_made_vector(self.name, found, count, self.options))
-        return SyncVector(self.one, count)
+        return SyncVector(self.make_one, count)
 
 
 def _is_envpool(source: Source) -> bool:
@@ -175,7 +177,7 @@ def _spec(name: str) -> registration.EnvSpec:
 
 def _made(name: str, spec: registration.EnvSpec, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     spec = copy.deepcopy(spec)
-    spec.order_enforce = False  # the vector keeps order itself: 1 us a step
+    spec.order_enforce = False  # SyncVector keeps the order itself; this saves 1 us per step
     try:
         return gymnasium.make(spec, disable_env_checker=True, **options)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:

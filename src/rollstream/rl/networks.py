@@ -1,12 +1,12 @@
-"""Networks that turn one observation into a distribution's outputs and a value.
+"""Networks: Equinox modules that map one observation to distribution outputs, values or Q values.
 
-A network is an Equinox module, called with a single observation. One's own is a function away, with the
-signature of `actor_critic`.
+JAX maps them over batches (`jax.vmap`). Layers also take `xp=numpy` with rows `[N, features]`, so that small
+networks can act without JAX. A network of your own is a function with the signature of `actor_critic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,49 +19,58 @@ from gymnasium import spaces
 from jax import lax
 from numpy.random import Generator
 
-from rollstream.rl.distributions import Distribution, Gaussian
-from rollstream.rl.spaces import SpaceError, channel_axis, is_image, leaves, values
+from rollstream.rl.action_distributions import ActionDistribution, DiagGaussian
+from rollstream.rl.spaces import SpaceError, channel_axis, is_image, leaf_values, leaves
 
 Array = Any
-ACTIVATIONS: dict[str, Any] = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
+ACTIVATIONS: dict[str, dict[Any, Callable[[Array], Array]]] = {
+    "tanh": {jnp: jnp.tanh, np: np.tanh},
+    "relu": {jnp: jax.nn.relu, np: lambda x: np.maximum(x, 0)},
+    "silu": {jnp: jax.nn.silu, np: lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x))},  # cannot overflow
 }
 _FEATURES = 512
+_NUMPY_LIMIT = 1 << 18
+"""Multiplications of a layer up to which BLAS stays in one thread (OpenBLAS: 4 x 65536): results then do not
+depend on the number of threads."""
 
 
 class Dense(eqx.Module):
-    """A layer of weights and biases."""
+    """A fully connected layer."""
 
     weight: Array
     bias: Array
 
-    def __call__(self, x: Array) -> Array:
-        """One vector from another."""
+    def __call__(self, x: Array, xp: Any = jnp) -> Array:
+        """The layer's output for one vector, or for rows with NumPy."""
+        if xp is np:
+            return x.dot(self.weight.T) + self.bias  # `dot` takes half as long as `@` for small arrays
         return self.weight @ x + self.bias
 
 
 class Convolution(eqx.Module):
-    """Filters moved over an image `[channels, height, width]`."""
+    """A convolution of an image `[channels, height, width]`, without padding."""
 
     weight: Array
     bias: Array
     stride: int = eqx.field(static=True)
 
     def __call__(self, image: Array) -> Array:
-        """One image from another."""
-        ways = {"cpu": lambda own: self._as_product(own), "default": lambda own: self._as_convolution(own)}
-        return lax.platform_dependent(image, **ways) + self.bias
+        """The layer's output."""
+        branches = {
+            "cpu": lambda own: self._as_product(own),
+            "default": lambda own: self._as_convolution(own),
+        }
+        return lax.platform_dependent(image, **branches) + self.bias
 
     def _as_convolution(self, image: Array) -> Array:
         strides = (self.stride, self.stride)
         return lax.conv_general_dilated(image[None], self.weight, strides, "VALID")[0]
 
     def _as_product(self, image: Array) -> Array:
-        """The same as one product of matrices: on a CPU, XLA convolves 30 times slower inside a loop.
+        """The same as one matrix product: on a CPU, XLA's convolution is 30 times slower inside a loop.
 
-        Pixels of a stride become channels, so that a filter covers few places. It is whole strides wide.
+        The pixels of a stride become channels, so that a filter covers few positions. Filters are a multiple
+        of the stride wide.
         """
         filters, channels, size, _ = self.weight.shape
         stride, wide = self.stride, size // self.stride
@@ -76,7 +85,7 @@ class Convolution(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """Layers with an activation after each."""
+    """A multilayer perceptron, with an activation after every layer."""
 
     layers: list[Dense]
     activation: str = eqx.field(static=True)
@@ -86,29 +95,30 @@ class MLP(eqx.Module):
         self.layers = [dense(before, after, np.sqrt(2), random) for before, after in pairwise(sizes)]
         self.activation = activation
 
-    def __call__(self, x: Array) -> Array:
-        """What comes out of the last layer."""
+    def __call__(self, x: Array, xp: Any = jnp) -> Array:
+        """The output of the last layer, for one vector, or for rows with NumPy."""
+        activation = ACTIVATIONS[self.activation][xp]
         for layer in self.layers:
-            x = ACTIVATIONS[self.activation](layer(x))
+            x = activation(layer(x, xp))
         return x
 
 
 class NatureCNN(eqx.Module):
-    """The convolutions of Mnih et al. (2015, doi:10.1038/nature14236).
+    """The convolutional network of Mnih et al. (2015, doi:10.1038/nature14236).
 
-    Channels come last; or first, if they are the fewest, as in the vector environments for Atari.
+    Channels come last, or first if that axis is shorter, as in ALE's vector environments.
     """
 
     convolutions: list[Convolution]
     last: Dense
     channels: int = eqx.field(static=True)
-    """The axis they are along."""
+    """The channel axis."""
 
     def __init__(self, shape: tuple[int, ...], random: Generator):
         self.channels = channel_axis(shape)
         height, width = np.delete(shape, self.channels)
         if min(height, width) < 36:
-            raise SpaceError(f"images of {height} x {width} are too small; give at least 36 x 36")
+            raise SpaceError(f"images of {height} x {width} are too small; use at least 36 x 36")
         sizes = [(shape[self.channels], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         self.convolutions = [
             Convolution(
@@ -129,12 +139,12 @@ class NatureCNN(eqx.Module):
         return x.reshape(-1)
 
     def __call__(self, image: Array) -> Array:
-        """Features of an image of bytes."""
+        """Features of an image."""
         return jax.nn.relu(self.last(self._convolved(image.astype(jnp.float32) / 255)))
 
 
 class Encoder(eqx.Module):
-    """Any observation as one vector: images by convolutions, choices as one-hot, all parts joined."""
+    """Any observation as one vector: images by a Nature CNN, discrete parts one-hot, concatenated."""
 
     images: dict[str, NatureCNN]
     space: gymnasium.Space[Any] = eqx.field(static=True)
@@ -147,20 +157,21 @@ class Encoder(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How long the vector is."""
+        """Length of the vector."""
         return sum(_FEATURES if is_image(part) else flat_size(part) for _, part in leaves(self.space))
 
     def __call__(self, observation: Any) -> Array:
-        """One vector."""
-        parts = [
-            self.images[path](own) if is_image(part) else encoded(part, own)
-            for (path, part), own in zip(leaves(self.space), values(self.space, observation), strict=True)
+        """The vector."""
+        parts = leaves(self.space)
+        vectors = [
+            self.images[path](own) if is_image(part) else flat_features(part, own)
+            for (path, part), own in zip(parts, leaf_values(self.space, observation), strict=True)
         ]
-        return jnp.concatenate(parts)
+        return jnp.concatenate(vectors)
 
 
 class ActorCritic(eqx.Module):
-    """One network that says what to do and another that says how good things are, over one encoder."""
+    """An actor and a critic over a shared encoder."""
 
     encoder: Encoder
     actor: MLP
@@ -170,29 +181,33 @@ class ActorCritic(eqx.Module):
     log_std: Array | None
 
     def __call__(self, observation: Any) -> tuple[Array, Array]:
-        """Outputs and value."""
+        """Distribution outputs and value."""
         features = self.encoder(observation)
-        outputs = self.actor_head(self.actor(features))
-        if self.log_std is not None:
-            outputs = jnp.concatenate([outputs, self.log_std])
-        return outputs, self.critic_head(self.critic(features))[0]
+        return self.actor_outputs(features), self.critic_head(self.critic(features))[0]
+
+    def actor_outputs(self, features: Array, xp: Any = jnp) -> Array:
+        """Distribution outputs of one vector of features, or of rows with NumPy."""
+        outputs = self.actor_head(self.actor(features, xp), xp)
+        if self.log_std is None:
+            return outputs
+        return xp.concatenate([outputs, xp.broadcast_to(self.log_std, outputs.shape)], axis=-1)
 
 
 def actor_critic(
     space: gymnasium.Space[Any],
-    distribution: Distribution,
+    distribution: ActionDistribution,
     random: Generator,
     *,
     hidden: Sequence[int] = (64, 64),
     activation: str = "tanh",
     log_std: float = 0.0,
 ) -> ActorCritic:
-    """The usual network, with the usual initial weights (orthogonal, small at the end of the actor)."""
+    """The default actor-critic network: orthogonal initialization, small in the actor's last layer."""
     encoder = Encoder(space, random)
     actor, critic = (MLP(encoder.size, hidden, activation, random) for _ in range(2))
     last = hidden[-1] if hidden else encoder.size
-    gaussian = isinstance(distribution, Gaussian)
-    outputs = distribution.outputs // 2 if gaussian else distribution.outputs
+    gaussian = isinstance(distribution, DiagGaussian)
+    outputs = distribution.output_size // 2 if gaussian else distribution.output_size
     return ActorCritic(
         encoder,
         actor,
@@ -204,22 +219,27 @@ def actor_critic(
 
 
 class QNetwork(eqx.Module):
-    """The value of every action, `[actions]`; or logits of its distribution, `[actions, atoms]`."""
+    """Q values of all actions, `[actions]`; with atoms, logits of their return distributions."""
 
     encoder: Encoder
     body: MLP
     head: Dense
     value_head: Dense | None
-    """If there is one, actions are compared with each other only (Wang et al., 2016, arXiv:1511.06581)."""
-    atoms: int = eqx.field(static=True)
+    """The state value of a dueling network (Wang et al., 2016, arXiv:1511.06581)."""
+    num_atoms: int = eqx.field(static=True)
 
     def __call__(self, observation: Any) -> Array:
-        """Of all actions."""
-        features = self.body(self.encoder(observation))
-        each = self.head(features).reshape(-1, self.atoms)
+        """Q values of one observation."""
+        return self.from_features(self.encoder(observation))
+
+    def from_features(self, features: Array, xp: Any = jnp) -> Array:
+        """Q values of one vector of features, or of rows with NumPy."""
+        hidden = self.body(features, xp)
+        outputs = self.head(hidden, xp).reshape(*features.shape[:-1], -1, self.num_atoms)
         if self.value_head is not None:
-            each = self.value_head(features) + each - each.mean(axis=0)
-        return each[:, 0] if self.atoms == 1 else each
+            value = self.value_head(hidden, xp)[..., None, :]
+            outputs = value + outputs - outputs.mean(axis=-2, keepdims=True)
+        return outputs[..., 0] if self.num_atoms == 1 else outputs
 
 
 def q_network(
@@ -230,56 +250,74 @@ def q_network(
     hidden: Sequence[int] = (64, 64),
     activation: str = "relu",
     dueling: bool = False,
-    atoms: int = 1,
+    num_atoms: int = 1,
 ) -> QNetwork:
-    """The usual network over any observation."""
+    """The default Q network."""
     encoder = Encoder(space, random)
     body = MLP(encoder.size, hidden, activation, random)
     last = hidden[-1] if hidden else encoder.size
-    value = dense(last, atoms, 1.0, random) if dueling else None
-    return QNetwork(encoder, body, dense(last, actions * atoms, 1.0, random), value, atoms)
+    value = dense(last, num_atoms, 1.0, random) if dueling else None
+    return QNetwork(encoder, body, dense(last, actions * num_atoms, 1.0, random), value, num_atoms)
 
 
-class Head(eqx.Module):
-    """Numbers from an observation, and from an action if one is given: an actor, or a critic."""
+class HeadNetwork(eqx.Module):
+    """An actor, or a critic that also takes the action."""
 
     encoder: Encoder
     body: MLP
     head: Dense
 
     def __call__(self, observation: Any, *action: Array) -> Array:
-        """The numbers."""
+        """Outputs for one observation, and one action if given."""
         features = [self.encoder(observation), *(own.reshape(-1) for own in action)]
-        return self.head(self.body(jnp.concatenate(features)))
+        return self.from_features(jnp.concatenate(features))
+
+    def from_features(self, features: Array, xp: Any = jnp) -> Array:
+        """Outputs for one vector of features, or for rows with NumPy."""
+        return self.head(self.body(features, xp), xp)
 
 
-def network_head(
+def head_network(
     space: gymnasium.Space[Any],
     outputs: int,
     random: Generator,
     *,
-    actions: int = 0,
+    action_size: int = 0,
     hidden: Sequence[int] = (256, 256),
     activation: str = "relu",
     gain: float = 1.0,
-) -> Head:
-    """The usual network from observations, and so many numbers of an action, to so many outputs."""
+) -> HeadNetwork:
+    """The default actor, or with `action_size` the default critic; `gain` scales the last layer at first."""
     encoder = Encoder(space, random)
-    body = MLP(encoder.size + actions, hidden, activation, random)
-    last = hidden[-1] if hidden else encoder.size + actions
-    return Head(encoder, body, dense(last, outputs, gain, random))
+    body = MLP(encoder.size + action_size, hidden, activation, random)
+    last = hidden[-1] if hidden else encoder.size + action_size
+    return HeadNetwork(encoder, body, dense(last, outputs, gain, random))
+
+
+def acts_in_numpy(space: gymnasium.Space[Any], network: Any, kind: type, num_envs: int) -> bool:
+    """Whether a network can act with NumPy: ours, not your own, on a plain Box, and small.
+
+    Calling a jitted function costs more than a small network: with 8 CartPoles and two layers of 64, a step
+    takes 87 us instead of 127, environments included.
+    """
+    if type(network) is not kind or type(network.encoder) is not Encoder:
+        return False
+    if not isinstance(space, spaces.Box) or is_image(space):
+        return False
+    layers = [own for own in jax.tree.leaves(network) if np.ndim(own) == 2]
+    return max(layer.size for layer in layers) * num_envs <= _NUMPY_LIMIT
 
 
 def dense(before: int, after: int, gain: float, random: Generator) -> Dense:
-    """A layer with orthogonal weights and no bias at first."""
+    """A layer with orthogonal initialization and zero bias."""
     return Dense(orthogonal((after, before), gain, random), np.zeros(after, np.float32))
 
 
 def orthogonal(shape: tuple[int, ...], gain: float, random: Generator) -> Array:
-    """Weights whose rows, or columns, are orthogonal (Saxe et al., 2014, arXiv:1312.6120)."""
+    """Orthogonal initialization (Saxe et al., 2014, arXiv:1312.6120)."""
     rows, columns = shape[0], int(np.prod(shape[1:]))
     q, r = np.linalg.qr(random.standard_normal((max(rows, columns), min(rows, columns))))
-    q *= np.sign(np.diag(r))  # so that every rotation is as likely
+    q *= np.sign(np.diag(r))  # uniform over rotations
     return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32)
 
 
@@ -287,7 +325,7 @@ def orthogonal(shape: tuple[int, ...], gain: float, random: Generator) -> Array:
 
 
 def flat_size(space: gymnasium.Space[Any]) -> int:
-    """How long the vector of a space without images is."""
+    """Length of the vector of a space other than images."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -295,8 +333,8 @@ def flat_size(space: gymnasium.Space[Any]) -> int:
     return int(np.prod(space.shape or (1,)))
 
 
-def encoded(space: gymnasium.Space[Any], value: Array) -> Array:
-    """One array as a vector of floats."""
+def flat_features(space: gymnasium.Space[Any], value: Array) -> Array:
+    """One array as a vector of floats; discrete values one-hot."""
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(value - int(space.start), int(space.n))
     if isinstance(space, spaces.MultiDiscrete):

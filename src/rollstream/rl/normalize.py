@@ -1,7 +1,8 @@
-"""Statistics that bring observations and rewards to a common scale.
+"""Running statistics that normalize observations and rewards.
 
-They are weights like others: saved and published. The learner updates them from what it trains on, so every
-worker uses the same ones, and a batch is learned from under those it was sampled with.
+The statistics are weights like the parameters: saved, and sent to the workers. The learner updates them with
+each batch after training on it, so all workers use the same statistics, and the learner trains on a batch
+with those it was sampled with.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
-from rollstream.rl.spaces import Observation, is_image, leaves, replaced, values
+from rollstream.rl.spaces import Observation, is_image, leaf_values, leaves, replace_leaves
 
 Array = Any
-LIMIT = 10.0
-"""What normalized observations are clipped to."""
+CLIP = 10.0
+"""Normalized observations and rewards are clipped to [-CLIP, CLIP]."""
 _EPSILON = 1e-8
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations of what has been seen (Chan et al., 1979)."""
+    """Count, mean and sum of squared deviations, updated in batches (Chan et al., 1979)."""
 
     count: Any
     mean: Any
@@ -30,37 +31,35 @@ class Moments(NamedTuple):
 
     @staticmethod
     def empty(size: int | None = None) -> Moments:
-        """Of nothing yet: for vectors, or for single numbers."""
+        """No samples yet: of vectors of a size, or of scalars."""
         zero = np.zeros(() if size is None else size, np.float32)
         return Moments(np.zeros((), np.float32), zero, zero)
 
     @staticmethod
-    def of(weights: dict[str, Any], what: str) -> Moments:
-        """Those among weights."""
-        return Moments(*(weights[f"{what}.{part}"] for part in Moments._fields))
+    def from_weights(weights: dict[str, Any], name: str) -> Moments:
+        """The moments stored under a name."""
+        return Moments(*(weights[f"{name}.{part}"] for part in Moments._fields))
 
-    def named(self, what: str) -> dict[str, Any]:
-        """As weights."""
-        return {f"{what}.{part}": value for part, value in zip(self._fields, self, strict=True)}
+    def as_weights(self, name: str) -> dict[str, Any]:
+        """The moments to store under a name."""
+        return {f"{name}.{part}": value for part, value in zip(self._fields, self, strict=True)}
 
     @property
-    def scale(self) -> Any:
-        """The standard deviation; 1 before anything was seen."""
+    def std(self) -> Any:
+        """The standard deviation; 1 with fewer than two samples."""
         variance = self.deviation / jnp.maximum(self.count, 1.0)
         return jnp.where(self.count > 1, jnp.sqrt(variance + _EPSILON), 1.0)
 
 
-def moments_of(values: Array, real: Array | None = None) -> Moments:
-    """Moments of values `[N, ...]`; of those rows that were steps, where some were not."""
-    where = jnp.ones(values.shape[:1], bool) if real is None else real
-    count = jnp.sum(where, dtype=jnp.float32)
-    where = where.reshape(-1, *(1 for _ in values.shape[1:]))
-    mean = jnp.sum(values, axis=0, where=where) / jnp.maximum(count, 1)
-    return Moments(count, mean, jnp.sum((values - mean) ** 2, axis=0, where=where))
+def compute_moments(values: Array) -> Moments:
+    """Moments of values `[N, ...]`."""
+    count = jnp.float32(values.shape[0])
+    mean = jnp.sum(values, axis=0) / jnp.maximum(count, 1)
+    return Moments(count, mean, jnp.sum((values - mean) ** 2, axis=0))
 
 
-def combined(first: Moments, second: Moments) -> Moments:
-    """Moments of what both have seen."""
+def combine_moments(first: Moments, second: Moments) -> Moments:
+    """Moments of the samples of both."""
     total = first.count + second.count
     share = second.count / jnp.maximum(total, 1)
     shift = second.mean - first.mean
@@ -71,41 +70,58 @@ def combined(first: Moments, second: Moments) -> Moments:
     )
 
 
-def with_seen(weights: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
-    """Weights whose statistics have also seen what others have; both by name."""
-    for what in ("observation", "return"):
-        if f"{what}.count" in seen:
-            weights = weights | combined(Moments.of(weights, what), Moments.of(seen, what)).named(what)
+def batch_statistics(space: Space[Any], batch: Any, *, normalize_observations: bool) -> dict[str, Any]:
+    """Moments of a batch: of observations, and of `discounted_return` if it is a column."""
+    statistics: dict[str, Any] = {}
+    if normalize_observations:
+        values = flatten_boxes(space, batch["observation"])
+        statistics |= compute_moments(values.reshape(-1, values.shape[-1])).as_weights("observation")
+    if "discounted_return" in batch:
+        statistics |= compute_moments(batch["discounted_return"].reshape(-1)).as_weights("return")
+    return statistics
+
+
+def update_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> dict[str, Any]:
+    """Weights whose running statistics include those of a batch."""
+    for name in ("observation", "return"):
+        if f"{name}.count" in statistics:
+            moments = (Moments.from_weights(own, name) for own in (weights, statistics))
+            weights = weights | combine_moments(*moments).as_weights(name)
     return weights
 
 
-def numbers(space: Space[Any], observation: Observation) -> Array:
-    """The parts of observations that are numbers on a scale, as one vector `[..., F]`."""
+def normalize_rewards(reward: Array, weights: dict[str, Any]) -> Array:
+    """Rewards divided by the standard deviation of discounted returns, clipped."""
+    return jnp.clip(reward / Moments.from_weights(weights, "return").std, -CLIP, CLIP)
+
+
+def normalize_observation(space: Space[Any], observation: Observation, moments: Moments) -> Observation:
+    """Observations whose Box parts, except images, have mean 0 and variance 1, clipped."""
+    start, new = 0, []
+    for (_, part), own in zip(leaves(space), leaf_values(space, observation), strict=True):
+        if _is_normalized(part):
+            shape = part.shape or ()
+            end = start + int(np.prod(shape))
+            mean, std = (both[start:end].reshape(shape) for both in (moments.mean, moments.std))
+            own, start = jnp.clip((own - mean) / std, -CLIP, CLIP), end
+        new.append(own)
+    return replace_leaves(space, observation, iter(new))
+
+
+def flatten_boxes(space: Space[Any], observation: Observation) -> Array:
+    """The Box parts of observations, except images, as one vector `[..., F]`."""
     parts = [
         own.reshape(*own.shape[: own.ndim - len(part.shape or ())], -1)
-        for (_, part), own in zip(leaves(space), values(space, observation), strict=True)
-        if _on_a_scale(part)
+        for (_, part), own in zip(leaves(space), leaf_values(space, observation), strict=True)
+        if _is_normalized(part)
     ]
     return jnp.concatenate(parts, axis=-1)
 
 
-def count_numbers(space: Space[Any]) -> int:
-    """How many numbers on a scale there are in one observation."""
-    return sum(int(np.prod(part.shape or (1,))) for _, part in leaves(space) if _on_a_scale(part))
+def flat_box_size(space: Space[Any]) -> int:
+    """The length of that vector."""
+    return sum(int(np.prod(part.shape or (1,))) for _, part in leaves(space) if _is_normalized(part))
 
 
-def normalized(space: Space[Any], observation: Observation, moments: Moments) -> Observation:
-    """Observations whose numbers have mean 0 and variance 1, within limits."""
-    start, new = 0, []
-    for (_, part), own in zip(leaves(space), values(space, observation), strict=True):
-        if _on_a_scale(part):
-            shape = part.shape or ()
-            end = start + int(np.prod(shape))
-            mean, scale = (both[start:end].reshape(shape) for both in (moments.mean, moments.scale))
-            own, start = jnp.clip((own - mean) / scale, -LIMIT, LIMIT), end
-        new.append(own)
-    return replaced(space, observation, iter(new))
-
-
-def _on_a_scale(space: Space[Any]) -> bool:
+def _is_normalized(space: Space[Any]) -> bool:
     return isinstance(space, Box) and not is_image(space)

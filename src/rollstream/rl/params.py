@@ -1,4 +1,4 @@
-"""The arrays of an Equinox module by name, and the module again of such arrays."""
+"""Weights: the arrays of an Equinox module, and other arrays, by name."""
 
 from __future__ import annotations
 
@@ -10,38 +10,52 @@ import jax
 import numpy as np
 
 Weights: TypeAlias = dict[str, Any]
-"""Arrays by name: they travel, are saved and are told apart by it."""
-TRAINED = "network"
-"""How the names of weights begin that gradients change; the others are statistics."""
+"""Arrays by name. Workers receive and checkpoints save all of them: parameters, running statistics,
+epsilon."""
+TRAINABLE_PREFIX = "network"
+"""Names of parameters start with it; only these have gradients."""
+_SEED_STREAM = (0, 0, 3)
+"""NumPy ignores trailing zeros of a seed sequence, so every use of a seed ends with a number of its own."""
 
 
-_OWN_STREAM = (0, 0, 3)
-"""Seeds that differ in trailing zeros only are alike to numpy: every use has a last number of its own."""
+def trainable(weights: Weights) -> Weights:
+    """The parameters among weights: what gradients change."""
+    return {name: value for name, value in weights.items() if name.startswith(TRAINABLE_PREFIX)}
 
 
-class Named:
-    """Makes modules of one structure; the names of their arrays begin with a prefix."""
+class ModuleParams:
+    """Converts between Equinox modules of one structure and their arrays by name.
 
-    def __init__(self, make: Callable[[np.random.Generator], Any], prefix: str = TRAINED):
+    Args:
+        make: Creates the module with random initial parameters.
+        prefix: Prefix of the names.
+    """
+
+    def __init__(self, make: Callable[[np.random.Generator], Any], prefix: str = TRAINABLE_PREFIX):
         self._make = make
         arrays, self._static = eqx.partition(make(np.random.default_rng(0)), _is_array)
         named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = [prefix + jax.tree_util.keystr(path) for path, _ in named]
 
     def init(self, seed: int) -> Weights:
-        """Fresh weights."""
-        random = np.random.default_rng([seed, *_OWN_STREAM])
+        """Random initial parameters."""
+        random = np.random.default_rng([seed, *_SEED_STREAM])
         arrays = jax.tree.leaves(eqx.filter(self._make(random), _is_array))
         return dict(zip(self.names, arrays, strict=True))
 
     def module(self, weights: Weights) -> Any:
-        """The module with these weights."""
+        """The module with these parameters."""
         arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self.names])
         return eqx.combine(arrays, self._static)
 
-    def template(self) -> Any:
-        """The module with the names where its arrays would be."""
-        return self.module({name: name for name in self.names})
+    def numpy_module(self, weights: Weights, rows: int) -> Any:
+        """The module with NumPy arrays, for that many rows at once.
+
+        For several rows the transpose of a matrix is contiguous, which is faster. One row gains nothing, and
+        its weights may be used only once: they are not copied.
+        """
+        convert = np.asfortranarray if rows > 1 else np.asarray
+        return self.module({name: convert(weights[name]) for name in self.names})
 
 
 def _is_array(leaf: Any) -> bool:

@@ -1,13 +1,13 @@
-"""Policies: pure functions over weights, where weights are arrays by name.
+"""Policies: pure functions of weights, where weights are arrays by name.
 
-`Policy` is all that workers and plans need to know, and it names no framework: a policy in PyTorch, written
-elsewhere, trains through the same plans (see `examples/torch_policy.py`).
+`Policy` is the interface that workers and plans need. It is independent of the framework: a policy in PyTorch
+trains through the same plans (see `examples/torch_policy.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import gymnasium
@@ -16,47 +16,61 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.distributions import Distribution, distribution_for
-from rollstream.rl.networks import actor_critic
-from rollstream.rl.normalize import Moments, count_numbers, normalized
-from rollstream.rl.params import Named, Weights
-from rollstream.rl.quick import Act, quick_actor
+from rollstream.rl.action_distributions import ActionDistribution, distribution_for
+from rollstream.rl.networks import ActorCritic, actor_critic, acts_in_numpy
+from rollstream.rl.normalize import CLIP, Moments, batch_statistics, flat_box_size, normalize_observation
+from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.spaces import Observation
 
 Array = Any
 State: TypeAlias = Any
-"""What a recurrent policy remembers, `[B, ...]`; `()` for others."""
-Network: TypeAlias = Callable[[gymnasium.Space[Any], Distribution, np.random.Generator], eqx.Module]
-"""Makes a module that turns one observation into a distribution's outputs and a value."""
+"""Recurrent state `[B, ...]`; `()` for policies without one."""
+Act: TypeAlias = Callable[[Observation, State, Any], tuple[Any, State]]
+"""Actions and the new state, given observations, the state and noise."""
+Network: TypeAlias = Callable[[gymnasium.Space[Any], ActionDistribution, np.random.Generator], eqx.Module]
+"""Creates a module that maps one observation to distribution outputs and a value."""
 
 
 class Policy(Protocol):
-    """What acts."""
+    """The interface that workers need."""
 
-    compiled: bool
-    """Whether `step` is for JAX to compile; if not, it is called as it is, with numpy arrays."""
+    jit: bool
+    """Whether `step` is JAX code to be jitted; if not, it is called with NumPy arrays."""
 
     def init(self, seed: int) -> Weights:
-        """Fresh weights."""
+        """Initial weights."""
         ...
 
     def initial_state(self, size: int) -> State:
-        """What is remembered at the beginning of an episode, for so many environments."""
+        """Recurrent state at the start of an episode, for `size` environments."""
         ...
 
     def noise(self, generator: np.random.Generator, *leading: int) -> Any:
-        """What `step` needs to be random, with leading axes."""
+        """Draw the noise that `step` takes, with leading axes."""
         ...
 
     def step(
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
-        """An action for each of B observations; without noise, the likeliest one."""
+        """Actions for B observations, and the new state; with `noise=None`, the most likely actions."""
         ...
 
 
-class Evaluation(NamedTuple):
-    """What a policy thinks of actions."""
+@runtime_checkable
+class NumpyPolicy(Protocol):
+    """A policy that can also act without JAX, which is faster for small networks."""
+
+    def acts_in_numpy(self, num_envs: int) -> bool:
+        """Whether `numpy_step` is available and faster for this many observations."""
+        ...
+
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
+        """The policy's `step` with these weights, computed by NumPy."""
+        ...
+
+
+class EvaluatedActions(NamedTuple):
+    """Log probabilities of actions, entropies of their distributions, and values of the observations."""
 
     log_prob: Array
     entropy: Array
@@ -64,17 +78,17 @@ class Evaluation(NamedTuple):
 
 
 class ActorCriticPolicy:
-    """A policy that also says how good things are. Its methods are pure functions, compiled by who uses them.
+    """An action distribution and a value function. Its methods are pure functions of the weights.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        network: makes the network; `actor_critic` if left out.
-        normalize: whether observations are brought to mean 0 and variance 1 by statistics among the weights.
-        statistics: more weights that gradients do not change.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        network: Creates the network.
+        normalize_observations: Normalize observations by running statistics among the weights.
+        normalize_rewards: Keep running statistics of discounted returns among the weights, to scale rewards.
     """
 
-    compiled = True
+    jit = True
 
     def __init__(
         self,
@@ -82,92 +96,116 @@ class ActorCriticPolicy:
         action_space: gymnasium.Space[Any],
         network: Network = actor_critic,
         *,
-        normalize: bool = False,
-        statistics: Weights | None = None,
+        normalize_observations: bool = False,
+        normalize_rewards: bool = False,
     ):
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = distribution_for(action_space)
-        self.normalize = normalize and count_numbers(observation_space) > 0
-        self._statistics = statistics or {}
-        self.named = Named(lambda random: network(observation_space, self.distribution, random))
-
-    # Weights -----------------------------------------------------------------------------------
+        self.normalize_observations = normalize_observations and flat_box_size(observation_space) > 0
+        self.normalize_rewards = normalize_rewards
+        self.params = ModuleParams(lambda random: network(observation_space, self.distribution, random))
 
     def init(self, seed: int) -> Weights:
-        """Fresh weights, and empty statistics."""
-        weights = self.named.init(seed) | self._statistics
-        if self.normalize:
-            weights |= Moments.empty(count_numbers(self.observation_space)).named("observation")
+        """Initial parameters and empty statistics."""
+        weights = self.params.init(seed)
+        if self.normalize_rewards:
+            weights |= Moments.empty().as_weights("return")
+        if self.normalize_observations:
+            weights |= Moments.empty(flat_box_size(self.observation_space)).as_weights("observation")
         return weights
+
+    def batch_statistics(self, batch: Any) -> Weights:
+        """Statistics of a batch, for `update_statistics`."""
+        return batch_statistics(
+            self.observation_space, batch, normalize_observations=self.normalize_observations
+        )
 
     # Acting ------------------------------------------------------------------------------------
 
     def initial_state(self, size: int) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
+        """No state."""
         return ()
 
     def noise(self, generator: np.random.Generator, *leading: int) -> Any:
-        """What the distribution over actions needs."""
+        """Noise of the action distribution."""
         return self.distribution.noise(generator, *leading)
 
     def step(
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
-        """Actions, likeliest without noise."""
+        """Sampled actions; without noise the most likely ones."""
         outputs, _ = self.outputs(weights, observation)
         if noise is None:
             return self.distribution.mode(outputs), state
         return self.distribution.sample(outputs, noise), state
 
-    def quick(self, count: int) -> Callable[[Weights], Act] | None:
-        """Makes, of weights, what acts as `step` does for so many observations, if the network is small."""
-        return quick_actor(self, count)
+    def acts_in_numpy(self, num_envs: int) -> bool:
+        """Whether the network is small enough, and one of ours."""
+        network = self.params.module(self.params.init(0))
+        return acts_in_numpy(self.observation_space, network, ActorCritic, num_envs)
 
-    # Thinking ----------------------------------------------------------------------------------
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
+        """`step` with NumPy."""
+        network, distribution = self.params.numpy_module(weights, num_envs), self.distribution
+        normalized = None
+        if self.normalize_observations:
+            moments = Moments.from_weights(weights, "observation")
+            normalized = np.asarray(moments.mean), np.asarray(moments.std)
+
+        def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
+            x = observation.reshape(len(observation), -1)
+            if normalized is not None:
+                mean, std = normalized
+                x = np.clip((x - mean) / std, -CLIP, CLIP)
+            return distribution.sample(network.actor_outputs(x, np), noise, np), state
+
+        return act
+
+    # Evaluating --------------------------------------------------------------------------------
 
     def outputs(self, weights: Weights, observation: Observation) -> tuple[Array, Array]:
-        """The distribution's outputs and the value, for observations with any leading axes."""
-        if self.normalize:
-            moments = Moments.of(weights, "observation")
-            observation = normalized(self.observation_space, observation, moments)
-        outputs, value = applied(self.named.module(weights), self.observation_space, observation)
-        if has_mask(self.observation_space):
+        """Distribution outputs and values, for observations with any leading axes."""
+        if self.normalize_observations:
+            moments = Moments.from_weights(weights, "observation")
+            observation = normalize_observation(self.observation_space, observation, moments)
+        outputs, value = apply_network(self.params.module(weights), self.observation_space, observation)
+        if has_action_mask(self.observation_space):
             outputs = self.distribution.masked(outputs, observation["action_mask"])
         return outputs, value
 
-    def evaluate(self, weights: Weights, observation: Observation, action: Array) -> Evaluation:
-        """How likely actions were, how undecided the policy is, how good things are."""
+    def evaluate_actions(self, weights: Weights, observation: Observation, action: Array) -> EvaluatedActions:
+        """Log probabilities, entropies and values."""
         outputs, value = self.outputs(weights, observation)
         log_prob = self.distribution.log_prob(outputs, action)
-        return Evaluation(log_prob, self.distribution.entropy(outputs), value)
+        return EvaluatedActions(log_prob, self.distribution.entropy(outputs), value)
 
     def value(self, weights: Weights, observation: Observation) -> Array:
-        """How good things are."""
+        """Values of observations."""
         return self.outputs(weights, observation)[1]
 
 
-def has_mask(space: gymnasium.Space[Any]) -> bool:
-    """Whether observations come with a mask of the actions that are legal."""
+def has_action_mask(space: gymnasium.Space[Any]) -> bool:
+    """Whether observations include a mask of the legal actions."""
     return isinstance(space, spaces.Dict) and "action_mask" in space.spaces
 
 
-def applied(module: Any, space: gymnasium.Space[Any], observation: Observation, *more: Array) -> Any:
-    """What a module for one observation gives for observations, and more arrays, with any leading axes."""
-    leading = _leading(space, observation)
+def apply_network(module: Any, space: gymnasium.Space[Any], observation: Observation, *inputs: Array) -> Any:
+    """Apply a module for one observation to observations, and further inputs, with any leading axes."""
+    leading = _leading_shape(space, observation)
     if len(leading) == 1:
-        return jax.vmap(module)(observation, *more)
+        return jax.vmap(module)(observation, *inputs)
     count = len(leading)
-    flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[count:]), (observation, *more))
+    flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[count:]), (observation, *inputs))
     return jax.tree.map(lambda array: array.reshape(*leading, *array.shape[1:]), jax.vmap(module)(*flat))
 
 
-def _leading(space: gymnasium.Space[Any], observation: Observation) -> tuple[int, ...]:
+def _leading_shape(space: gymnasium.Space[Any], observation: Observation) -> tuple[int, ...]:
     """The axes of an observation before those of its space."""
     if isinstance(space, spaces.Dict):
         name = next(iter(space.spaces))
-        return _leading(space.spaces[name], observation[name])
+        return _leading_shape(space.spaces[name], observation[name])
     if isinstance(space, spaces.Tuple):
-        return _leading(space.spaces[0], observation[0])
+        return _leading_shape(space.spaces[0], observation[0])
     shape = jnp.shape(observation)
     return tuple(shape[: len(shape) - len(space.shape or ())])

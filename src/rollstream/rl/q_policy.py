@@ -1,4 +1,4 @@
-"""Policies that do what is worth most, and now and then anything else."""
+"""Epsilon-greedy policies over Q values."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.distributions import NEVER
-from rollstream.rl.networks import QNetwork, q_network
-from rollstream.rl.params import Named, Weights
-from rollstream.rl.policy import State, applied, has_mask
-from rollstream.rl.quick import Act, is_usual, quick_layers
-from rollstream.rl.spaces import Observation, require_actions
+from rollstream.rl.action_distributions import MASKED_LOGIT, Categorical
+from rollstream.rl.networks import QNetwork, acts_in_numpy, q_network
+from rollstream.rl.params import ModuleParams, Weights
+from rollstream.rl.policy import Act, State, apply_network, has_action_mask
+from rollstream.rl.spaces import Observation, require_action_space
 
 Array = Any
 QNetworkMaker = Callable[[gymnasium.Space[Any], int, np.random.Generator], Any]
-"""Makes a module that turns one observation into the value of every action."""
+"""Creates a module that maps one observation to the Q values of all actions."""
 
 
 class QPolicy:
-    """Values of actions; with probability `epsilon`, which is among the weights, an action at random.
+    """Acts greedily, or with probability `epsilon`, which is among the weights, uniformly at random.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        network: makes the network; `q_network` if left out.
-        atoms: if more than one, values are distributions over so many (Bellemare et al., 2017).
-        bounds: the least and the largest value such a distribution can have.
-        name: of the algorithm, for what is said when the spaces are wrong.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        network: Creates the network.
+        num_atoms: If more than 1, Q values are distributions over so many atoms (C51).
+        value_range: The smallest and the largest atom.
+        algorithm: Name of the algorithm, for errors about the action space.
     """
 
-    compiled = True
+    jit = True
 
     def __init__(
         self,
@@ -42,88 +41,82 @@ class QPolicy:
         action_space: gymnasium.Space[Any],
         network: QNetworkMaker = q_network,
         *,
-        atoms: int = 1,
-        bounds: tuple[float, float] = (0.0, 1.0),
-        name: str = "this policy",
+        num_atoms: int = 1,
+        value_range: tuple[float, float] = (0.0, 1.0),
+        algorithm: str = "this policy",
     ):
-        require_actions(action_space, (spaces.Discrete,), name)
+        require_action_space(action_space, (spaces.Discrete,), algorithm)
         assert isinstance(action_space, spaces.Discrete)
         self.observation_space = observation_space
         self.action_space = action_space
-        self.actions = int(action_space.n)
-        self.atoms = np.linspace(*bounds, atoms, dtype=np.float32) if atoms > 1 else None
-        self.named = Named(lambda random: network(observation_space, self.actions, random))
+        self.num_actions = int(action_space.n)
+        self.atoms = np.linspace(*value_range, num_atoms, dtype=np.float32) if num_atoms > 1 else None
+        self.params = ModuleParams(lambda random: network(observation_space, self.num_actions, random))
+        self._actions = Categorical(self.num_actions)
 
     def init(self, seed: int) -> Weights:
-        """Fresh weights, which act at random."""
-        return self.named.init(seed) | {"epsilon": np.float32(1.0)}
+        """Initial parameters, and an epsilon of 1."""
+        return self.params.init(seed) | {"epsilon": np.float32(1.0)}
 
     # Acting ------------------------------------------------------------------------------------
 
     def initial_state(self, size: int) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
+        """No state."""
         return ()
 
     def noise(self, generator: np.random.Generator, *leading: int) -> Any:
-        """For each action, how much it would be preferred at random; and whether to act at random."""
-        return generator.random((*leading, self.actions + 1), np.float32)
+        """A random number for each action, and one that decides whether to explore."""
+        return generator.random((*leading, self.num_actions + 1), np.float32)
 
     def step(
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
-        """Actions; without noise those that are worth most, else now and then any of the legal ones."""
-        values = self.values(weights, observation)
+        """Epsilon-greedy actions; without noise the greedy ones."""
+        q_values = self.q_values(weights, observation)
         if noise is None:
-            return jnp.argmax(values, axis=-1), state
-        at_random = jnp.where(values > NEVER, noise[..., :-1], -1.0)
-        explores = noise[..., -1:] < weights["epsilon"]
-        return jnp.argmax(jnp.where(explores, at_random, values), axis=-1), state
+            return jnp.argmax(q_values, axis=-1), state
+        return self._epsilon_greedy(q_values, noise, weights["epsilon"], jnp), state
 
-    def quick(self, count: int) -> Callable[[Weights], Act] | None:
-        """Makes, of weights, what acts as `step` does for so many observations, if the network is small."""
-        network = self.named.template()
-        if not is_usual(network, QNetwork):
-            return None
-        made = quick_layers(self.observation_space, network.body, network.head, self.init(0), count)
-        if made is None or (self.atoms is not None and network.value_head is not None):
-            return None
+    def acts_in_numpy(self, num_envs: int) -> bool:
+        """Whether the network is small enough, and one of ours."""
+        network = self.params.module(self.params.init(0))
+        return acts_in_numpy(self.observation_space, network, QNetwork, num_envs)
 
-        def under(weights: Weights) -> Act:
-            compute, epsilon, atoms = made(weights), np.asarray(weights["epsilon"]), self.atoms
+    def numpy_step(self, weights: Weights, num_envs: int) -> Act:
+        """`step` with NumPy."""
+        network, epsilon = self.params.numpy_module(weights, num_envs), np.asarray(weights["epsilon"])
 
-            def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-                # What all actions have in common, the value of a dueling network, decides nothing.
-                outputs = compute(observation.reshape(count, -1))
-                if atoms is not None:
-                    outputs = outputs.reshape(count, -1, len(atoms))
-                values = expected(outputs, atoms, np)
-                greedy = values.argmax(axis=-1)
-                explores = noise[:, -1:] < epsilon
-                if explores.any():
-                    greedy = np.where(explores[:, 0], noise[:, :-1].argmax(axis=-1), greedy)
-                return greedy, state
+        def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
+            outputs = network.from_features(observation.reshape(len(observation), -1), np)
+            return self._epsilon_greedy(expected_values(outputs, self.atoms, np), noise, epsilon, np), state
 
-            return act
+        return act
 
-        return under
+    def _epsilon_greedy(self, q_values: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
+        """Actions; epsilon is a number, or `[B, 1]`."""
+        explore = (noise[..., -1:] < epsilon)[..., 0]
+        if xp is np and not explore.any():
+            return q_values.argmax(axis=-1)
+        random = self._actions.uniform(q_values, noise[..., :-1], xp)
+        return xp.where(explore, random, xp.argmax(q_values, axis=-1))
 
-    # Thinking ----------------------------------------------------------------------------------
+    # Evaluating --------------------------------------------------------------------------------
 
     def outputs(self, weights: Weights, observation: Observation) -> Array:
-        """What the network gives: the value of every action, or the logits of its distribution."""
-        return applied(self.named.module(weights), self.observation_space, observation)
+        """Outputs of the network: Q values, or with atoms the logits of their distributions."""
+        return apply_network(self.params.module(weights), self.observation_space, observation)
 
-    def values(self, weights: Weights, observation: Observation) -> Array:
-        """The value of every action; of those that are not legal, less than any."""
-        values = expected(self.outputs(weights, observation), self.atoms, jnp)
-        if has_mask(self.observation_space):
-            return jnp.where(observation["action_mask"].astype(bool), values, NEVER)
-        return values
+    def q_values(self, weights: Weights, observation: Observation) -> Array:
+        """Q values of all actions; very low for actions that are not legal."""
+        q_values = expected_values(self.outputs(weights, observation), self.atoms, jnp)
+        if has_action_mask(self.observation_space):
+            return jnp.where(observation["action_mask"].astype(bool), q_values, MASKED_LOGIT)
+        return q_values
 
 
-def expected(outputs: Array, atoms: Array | None, xp: Any) -> Array:
-    """Values `[..., actions]`, of what a network gives; `[..., actions, atoms]` are logits."""
+def expected_values(outputs: Array, atoms: Array | None, xp: Any) -> Array:
+    """Q values `[..., actions]`; with atoms, the expectations of distributions with logits `outputs`."""
     if atoms is None:
         return outputs
-    likely = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
-    return (likely @ atoms) / likely.sum(axis=-1)
+    unnormalized = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    return (unnormalized @ atoms) / unnormalized.sum(axis=-1)

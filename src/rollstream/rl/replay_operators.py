@@ -1,10 +1,10 @@
-"""Operators over replay, under the names of the RLlib Flow paper (arXiv:2011.12719)."""
+"""Replay operators, under the names of the RLlib Flow paper (arXiv:2011.12719)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -12,185 +12,176 @@ from rollstream import flow
 from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
 from rollstream.replay.service import ReplayShards
-from rollstream.rl.operators import Report, episodes
-from rollstream.rl.worker import Rollout
+from rollstream.rl.episode_statistics import ended_episodes
+from rollstream.rl.reporting import Report
+from rollstream.rl.rollout import Rollout
 from rollstream.rl.worker_set import WorkerSet
 
-LEAST = 1e-6
-"""Added to how surprising something is, so that what was no surprise at all comes up again."""
+PRIORITY_EPSILON = 1e-6
+"""Added to TD errors, so that every priority is positive."""
 
 
 class StoreToBuffer:
-    """Remembers rollouts; their episodes are what is reported of them. A local buffer's state is its own."""
+    """Stores rollouts, in a local buffer or in the worker's shard; passes on a report of their episodes."""
 
-    def __init__(self, buffer: ReplayBuffer | ReplayShards):
-        self.buffer = buffer
-        self.steps = 0
-        """Environment steps of all that was stored."""
+    def __init__(self, replay: ReplayBuffer | ReplayShards):
+        self.replay = replay
+        self.env_steps = 0
+        """Environment steps stored so far."""
 
-    def __call__(self, given: Rollout | Sequence[Rollout]) -> Report:
-        """The episodes that ended."""
-        rollouts = [given] if isinstance(given, Rollout) else given
+    def __call__(self, rollouts: Rollout | Sequence[Rollout]) -> Report:
+        """A report of the episodes that ended, and of a local buffer its size and samples per insert."""
+        rollouts = [rollouts] if isinstance(rollouts, Rollout) else rollouts
         for rollout in rollouts:
-            chunk = chunk_of(rollout, self.steps)
-            self.steps = chunk.env_steps
-            if isinstance(self.buffer, ReplayBuffer):
-                self.buffer.insert(chunk)
+            chunk = rollout_chunk(rollout, self.env_steps)
+            self.env_steps = chunk.env_steps
+            if isinstance(self.replay, ReplayBuffer):
+                self.replay.insert(chunk)
             else:
-                self.buffer.shard(rollout.worker).send("insert", chunk)
-        ended = [episodes(rollout.columns)["episodes"] for rollout in rollouts]
-        return {"episodes": ended[0] if len(ended) == 1 else np.concatenate(ended)} | self._about()
-
-    def _about(self) -> Report:
-        if not isinstance(self.buffer, ReplayBuffer):
-            return {}
-        table = self.buffer.table
-        warm = table.rate_limiter.inserts - table.rate_limiter.min_size
-        about = {"replay/size": table.size}
-        return about | ({"replay/samples_per_insert": table.rate_limiter.samples / warm} if warm > 0 else {})
+                self.replay.shard(rollout.worker).send("insert", chunk)
+        episodes = [ended_episodes(rollout.columns) for rollout in rollouts]
+        report: Report = {"episodes": episodes[0] if len(episodes) == 1 else np.concatenate(episodes)}
+        if isinstance(self.replay, ReplayBuffer):
+            limiter = self.replay.table.rate_limiter
+            report["replay/size"] = self.replay.table.size
+            if (inserts := limiter.inserts - limiter.min_size) > 0:
+                report["replay/samples_per_insert"] = limiter.samples / inserts
+        return report
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer's, if it is here; shards have their own. A flow copies it, so this does not."""
-        local = self.buffer.state_dict(copy=False) if isinstance(self.buffer, ReplayBuffer) else None
-        return {"steps": self.steps, "buffer": local}
+        """The local buffer, without a copy: the flow makes one. Shards are actors with their own state."""
+        local = self.replay.state_dict(copy=False) if isinstance(self.replay, ReplayBuffer) else None
+        return {"env_steps": self.env_steps, "buffer": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.steps = state["steps"]
-        if isinstance(self.buffer, ReplayBuffer):
-            self.buffer.load_state_dict(state["buffer"])
+        """Restore the local buffer."""
+        self.env_steps = state["env_steps"]
+        if isinstance(self.replay, ReplayBuffer):
+            self.replay.load_state_dict(state["buffer"])
 
 
-def chunk_of(rollout: Rollout, before: int) -> Chunk:
-    """What is remembered of a rollout, so many steps after the first."""
+def rollout_chunk(rollout: Rollout, env_steps: int) -> Chunk:
+    """What replay stores of a rollout, after so many environment steps before it."""
     columns = rollout.columns
-    width, real = columns["reward"].shape[1], columns.get("real")
+    width, mask = columns["reward"].shape[1], columns.get("mask")
     return Chunk(
-        columns={name: columns[name] for name in _REMEMBERED} | {"action": _narrow(columns["action"])},
-        last_observation=rollout.last,
-        final_observations=rollout.final,
+        columns={name: columns[name] for name in _STORED} | {"action": _as_int32(columns["action"])},
+        last_observation=rollout.last_observation,
+        final_observations=rollout.final_observations,
         streams=np.arange(width) + rollout.worker * width,
-        mask=real,
+        mask=mask,
         priorities=columns.get("priority"),
-        after_reset=rollout.begins,
-        env_steps=before + (columns["reward"].size if real is None else int(real.sum())),
+        after_reset=rollout.after_reset,
+        env_steps=env_steps + (columns["reward"].size if mask is None else int(mask.sum())),
     )
 
 
-_REMEMBERED = ("observation", "reward", "terminated", "truncated")
+_STORED = ("observation", "reward", "terminated", "truncated")
 
 
-def _narrow(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Whole numbers as compiled policies give them; numpy gives twice as many bits."""
+def _as_int32(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Discrete actions as JAX returns them; NumPy's are 64 bits wide."""
     return action.astype(np.int32) if action.dtype == np.int64 else action
 
 
 def Replay(buffer: ReplayBuffer) -> Iter[ReplayBatch]:  # noqa: N802
-    """Batches of what a buffer here remembers, once there is enough."""
+    """Batches from a local buffer, as soon as it may be sampled."""
     return flow.from_poll(buffer.sample, name="Replay")
 
 
-def ParallelReplay(shards: ReplayShards) -> ParIter[ReplayBatch | None]:  # noqa: N802
-    """Batches of what shards remember, each as soon as it has enough; `None` of one that came back empty."""
+def ParallelReplay(shards: ReplayShards) -> ParIter[ReplayBatch]:  # noqa: N802
+    """Batches from replay shards, each as soon as its shard may be sampled."""
     return flow.from_actors(shards.actors, "sample", name="ParallelReplay")
 
 
-def is_given(samples: ReplayBatch | None) -> TypeGuard[ReplayBatch]:
-    """Whether there are any: not of a shard that came back empty."""
-    return samples is not None
+class NormalizeProbabilities:
+    """Makes `relative_probability` comparable between shards: relative to the minimum over all of them.
 
-
-class WeighShards:
-    """Makes likelihoods comparable between shards: relative to the least likely of the newest from each.
-
-    Shards are asked alike, so an item's probability is that within its shard, divided by their number; as far
-    as one answers faster than others, its items come up more often than that.
+    The minimum is over the newest batch of each shard. Shards are sampled equally often, so the probability
+    of an item is that within its shard divided by the number of shards; a shard that replies faster than
+    others is sampled more often than that.
     """
 
     def __init__(self) -> None:
-        self._least: dict[str, float] = {}
+        self._min_probability: dict[str, float] = {}
 
-    def __call__(self, samples: ReplayBatch, context: Context) -> ReplayBatch:
-        """The same items, weighed."""
-        self._least[next(iter(context.provenance.sources))] = samples.min_probability
-        scale = np.float32(samples.min_probability / min(self._least.values()))
-        return replace(
-            samples,
-            columns=samples.columns
-            | {"relative_probability": samples.columns["relative_probability"] * scale},
-        )
+    def __call__(self, batch: ReplayBatch, context: Context) -> ReplayBatch:
+        """The batch with normalized probabilities."""
+        self._min_probability[next(iter(context.provenance.sources))] = batch.min_probability
+        scale = np.float32(batch.min_probability / min(self._min_probability.values()))
+        relative = batch.columns["relative_probability"] * scale
+        return replace(batch, columns=batch.columns | {"relative_probability": relative})
 
     def state_dict(self) -> dict[str, Any]:
-        """The least likely of each shard."""
-        return dict(self._least)
+        """The minimum of each shard."""
+        return dict(self._min_probability)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._least = dict(state)
+        """Restore the minimum of each shard."""
+        self._min_probability = dict(state)
 
 
 class UpdatePriorities:
-    """Tells a buffer how surprising what it gave has been; the report goes on without that."""
+    """Sets the priorities of the items of a replay batch to their TD errors; passes the report on."""
 
-    def __init__(self, buffer: ReplayBuffer | ReplayShards):
-        self.buffer = buffer
-        self._first: dict[str, float] = {}
-        """Of each shard: what it had been given before its first sample."""
+    def __init__(self, replay: ReplayBuffer | ReplayShards):
+        self.replay = replay
+        self._first_inserts: dict[str, float] = {}
+        """Inserts of each shard before its first sample."""
         self._shards: dict[str, list[float]] = {}
-        """Of each: which of its lives it is in, its size, what it was given since then and has given."""
-        self._past = [0.0, 0.0, 0.0]
-        """What was lost with shards that died, and what those had been given and had given."""
+        """Incarnation, size, inserts since the first sample, and samples of each shard."""
+        self._lost = [0.0, 0.0, 0.0]
+        """Size, inserts and samples of incarnations that died."""
 
     def __call__(self, report: Report, context: Context) -> Report:
-        """The report, and of shards how much they remember, have lost, and give for what they are given."""
-        if "surprise" in report:  # else all are alike
-            keys, surprise = report.pop("surprise")
-            self._update(keys, surprise + LEAST, context)
-        return report if isinstance(self.buffer, ReplayBuffer) else report | self._about(context)
+        """The report without TD errors; of shards with their size, losses and samples per insert."""
+        if "td_error" in report:  # sampling is uniform otherwise
+            keys, td_error = report.pop("td_error")
+            self._update(keys, td_error + PRIORITY_EPSILON, context)
+        return report if isinstance(self.replay, ReplayBuffer) else report | self._shard_metrics(context)
 
-    def _update(self, keys: Any, surprise: Any, context: Context) -> None:
-        if isinstance(self.buffer, ReplayBuffer):
-            self.buffer.update_priorities(keys, surprise)
+    def _update(self, keys: Any, priorities: Any, context: Context) -> None:
+        if isinstance(self.replay, ReplayBuffer):
+            self.replay.update_priorities(keys, priorities)
             return
         incarnation = context.provenance.total("incarnation")
         for actor in context.actors:
-            actor.send("update_priorities", keys, surprise, incarnation)
+            actor.send("update_priorities", keys, priorities, incarnation)
 
-    def _about(self, context: Context) -> Report:
+    def _shard_metrics(self, context: Context) -> Report:
         shard, total = next(iter(context.provenance.sources)), context.provenance.total
-        incarnation, size, inserts, samples = (
-            total(own) for own in ("incarnation", "size", "inserts", "samples")
-        )
+        incarnation, size = total("incarnation"), total("size")
+        inserts, samples = total("inserts"), total("samples")
         before = self._shards.get(shard)
         if before is not None and incarnation != before[0]:
-            self._past = [had + more for had, more in zip(self._past, before[1:], strict=True)]
-            self._first[shard] = 0.0  # samples go on as before
-        first = self._first.setdefault(shard, inserts)
+            self._lost = [lost + more for lost, more in zip(self._lost, before[1:], strict=True)]
+            self._first_inserts[shard] = 0.0  # sampling goes on at once
+        first = self._first_inserts.setdefault(shard, inserts)
         self._shards[shard] = [incarnation, size, inserts - first, samples]
-        _, size, given, taken = (sum(counts) for counts in zip(*self._shards.values(), strict=True))
-        given, taken = given + self._past[1], taken + self._past[2]
-        about = {"replay/size": size, "replay/lost": self._past[0]}
-        return about | ({"replay/samples_per_insert": taken / given} if given > 0 else {})
+        _, size, inserts, samples = (sum(counts) for counts in zip(*self._shards.values(), strict=True))
+        inserts, samples = inserts + self._lost[1], samples + self._lost[2]
+        metrics = {"replay/size": size, "replay/lost": self._lost[0]}
+        return metrics | ({"replay/samples_per_insert": samples / inserts} if inserts > 0 else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of shards; their content is theirs."""
-        return {"first": self._first, "shards": self._shards, "past": self._past}
+        """Counts of the shards."""
+        return {"first_inserts": self._first_inserts, "shards": self._shards, "lost": self._lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the counts."""
         self._shards = {name: list(counts) for name, counts in state["shards"].items()}
-        self._first, self._past = dict(state["first"]), list(state["past"])
+        self._first_inserts, self._lost = dict(state["first_inserts"]), list(state["lost"])
 
 
 class UpdateTarget:
-    """Makes the learner's weights its target's, every so many updates."""
+    """Copies the learner's parameters to its target network every `interval` updates; passes the item on."""
 
-    def __init__(self, workers: WorkerSet, every: int):
+    def __init__(self, workers: WorkerSet, interval: int):
         self.workers = workers
-        self.every = every
+        self.interval = interval
 
     def __call__(self, item: Any) -> Any:
-        """The item itself."""
-        if self.workers.learner.version % self.every == 0:
+        """The item."""
+        if self.workers.learner.version % self.interval == 0:
             self.workers.learner.update_target()
         return item

@@ -1,4 +1,4 @@
-"""What is known of an environment's spaces, and which of them can be learned with."""
+"""Observation and action spaces: which are supported, and arrays for nested observations."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ Observation: TypeAlias = Any
 
 
 class SpaceError(RollstreamError):
-    """A space that an algorithm or a network cannot do with."""
+    """A space that an algorithm or a network does not support."""
 
 
-def require_observations(space: Space[Any], path: str = "the observation space") -> None:
-    """Raise, naming the part, if a policy cannot look at observations of this space."""
+def require_observation_space(space: Space[Any], path: str = "the observation space") -> None:
+    """Raise `SpaceError` if policies do not support an observation space, naming the part."""
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            require_observations(part, f"{path}[{name!r}]")
+            require_observation_space(part, f"{path}[{name!r}]")
     elif isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
-            require_observations(part, f"{path}[{index}]")
+            require_observation_space(part, f"{path}[{index}]")
     elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise SpaceError(
-            f"{path} is {space}; policies look at Box, Discrete, MultiDiscrete, MultiBinary and at Dict and "
-            f"Tuple of these. Wrap the environment (gymnasium.ObservationWrapper) so that it gives one"
+            f"{path} is {space}; policies support Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
+            f"Tuple of these. Wrap the environment in a gymnasium.ObservationWrapper that returns one of them"
         )
 
 
-def require_actions(space: Space[Any], kinds: tuple[type, ...], who: str) -> None:
-    """Raise, naming what would do, if an algorithm cannot act in this space."""
+def require_action_space(space: Space[Any], kinds: tuple[type, ...], algorithm: str) -> None:
+    """Raise `SpaceError` if an algorithm does not support an action space."""
     if not isinstance(space, kinds):
-        known = ", ".join(kind.__name__ for kind in kinds)
+        supported = ", ".join(kind.__name__ for kind in kinds)
         raise SpaceError(
-            f"{who} acts in spaces of kind {known}, and this environment's action space is {space}"
+            f"{algorithm} supports action spaces of type {supported}, and this environment's action space is "
+            f"{space}"
         )
 
 
 def is_image(space: Space[Any]) -> bool:
-    """Whether a space is that of images: bytes, with height, width and channels."""
+    """Whether a space is of images: a Box of bytes with three axes."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """The axis of an image's channels, counted from the end: the last, or the first if it is shorter.
+    """The axis of an image's channels, counted from the end: the last, or the first if that is shorter.
 
     >>> channel_axis((84, 84, 3)), channel_axis((4, 84, 84)), channel_axis((7,))
     (-1, -3, -1)
@@ -58,7 +59,7 @@ def channel_axis(shape: tuple[int, ...]) -> int:
 
 
 def leaves(space: Space[Any], path: str = "") -> list[tuple[str, Space[Any]]]:
-    """The parts of a space that are arrays, with their names; a mask of legal actions is not looked at."""
+    """The parts of a space that are arrays, with their paths; without the action mask."""
     if isinstance(space, spaces.Dict):
         named = [(name, part) for name, part in space.spaces.items() if name != "action_mask"]
     elif isinstance(space, spaces.Tuple):
@@ -68,7 +69,7 @@ def leaves(space: Space[Any], path: str = "") -> list[tuple[str, Space[Any]]]:
     return [leaf for name, part in named for leaf in leaves(part, f"{path}/{name}")]
 
 
-def values(space: Space[Any], observation: Any) -> list[Any]:
+def leaf_values(space: Space[Any], observation: Any) -> list[Any]:
     """The arrays of an observation, in the order of `leaves`."""
     if isinstance(space, spaces.Dict):
         parts = [(part, observation[name]) for name, part in space.spaces.items() if name != "action_mask"]
@@ -76,23 +77,25 @@ def values(space: Space[Any], observation: Any) -> list[Any]:
         parts = list(zip(space.spaces, observation, strict=True))
     else:
         return [observation]
-    return [value for part, own in parts for value in values(part, own)]
+    return [value for part, own in parts for value in leaf_values(part, own)]
 
 
-def replaced(space: Space[Any], observation: Observation, new: Iterator[Any]) -> Observation:
-    """The same observation with other arrays, taken in the order of `leaves`."""
+def replace_leaves(space: Space[Any], observation: Observation, new: Iterator[Any]) -> Observation:
+    """The observation with other arrays, in the order of `leaves`."""
     if isinstance(space, spaces.Dict):
         return {
-            name: observation[name] if name == "action_mask" else replaced(part, observation[name], new)
+            name: observation[name] if name == "action_mask" else replace_leaves(part, observation[name], new)
             for name, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
-        return tuple(replaced(part, own, new) for part, own in zip(space.spaces, observation, strict=True))
+        return tuple(
+            replace_leaves(part, own, new) for part, own in zip(space.spaces, observation, strict=True)
+        )
     return next(new)
 
 
 def zeros(space: Space[Any], *leading: int) -> Observation:
-    """Arrays for observations of a space, with leading axes before their own."""
+    """Zeros in the shape of observations, with leading axes."""
     if isinstance(space, spaces.Dict):
         return {name: zeros(part, *leading) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -101,7 +104,7 @@ def zeros(space: Space[Any], *leading: int) -> Observation:
 
 
 def put(target: Observation, index: Any, value: Any) -> None:
-    """Write an observation into arrays, at some index of their leading axes."""
+    """Write an observation at an index of the leading axes."""
     if isinstance(target, Mapping):
         for name, part in target.items():
             put(part, index, value[name])
@@ -113,7 +116,7 @@ def put(target: Observation, index: Any, value: Any) -> None:
 
 
 def take(source: Observation, index: Any) -> Observation:
-    """Observations at some index of the leading axes; views where numpy gives views."""
+    """The observation at an index of the leading axes; a view where NumPy makes one."""
     if isinstance(source, Mapping):
         return {name: take(part, index) for name, part in source.items()}
     if isinstance(source, tuple):
@@ -121,15 +124,15 @@ def take(source: Observation, index: Any) -> Observation:
     return source[index]
 
 
-def forgotten(state: Any, initial: Any, begun: Sequence[int]) -> Any:
-    """What a policy remembers of each environment, as it is at first where an episode has begun."""
+def reset_rows(state: Any, initial: Any, rows: Sequence[int]) -> Any:
+    """A policy's recurrent state with some rows as at the start of an episode."""
 
-    def forget(own: Any, fresh: Any) -> Any:
+    def reset(own: Any, fresh: Any) -> Any:
         changed = np.array(own)
-        changed[begun] = np.asarray(fresh)[begun]
+        changed[rows] = np.asarray(fresh)[rows]
         return changed
 
-    return jax.tree.map(forget, state, initial)
+    return jax.tree.map(reset, state, initial)
 
 
 def _dtype(space: Space[Any]) -> Any:

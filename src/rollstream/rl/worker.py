@@ -1,4 +1,4 @@
-"""The actor that lives with environments: it acts in them and gives what happened as batches."""
+"""Rollout workers: actors that step environments with a policy and send batches of experience."""
 
 from __future__ import annotations
 
@@ -18,136 +18,130 @@ from rollstream.flow import Context
 from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.env_state import UnknownState
-from rollstream.rl.episodes import Episodes
-from rollstream.rl.jit import compiled
-from rollstream.rl.policy import Policy, Weights
-from rollstream.rl.spaces import Observation, forgotten, put, take, zeros
-from rollstream.state_codec import serializable
+from rollstream.rl.episode_statistics import EpisodeStatistics
+from rollstream.rl.jit import jit
+from rollstream.rl.params import Weights
+from rollstream.rl.policy import NumpyPolicy, Policy
+from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
+from rollstream.rl.spaces import Observation, put, reset_rows, take, zeros
 
 PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
-"""Makes a policy for an observation and an action space."""
-
-
-@serializable
-@dataclass
-class Rollout:
-    """What happened in some steps, before anybody has thought about it."""
-
-    columns: Batch
-    """`observation`, `action`, `reward`, `terminated`, `truncated`, and what more a worker records."""
-    last: Observation
-    """What is to be acted on next, `[B, ...]`."""
-    final: list[tuple[int, int, Observation]]
-    """Step, environment and final observation of episodes that were truncated, where `observation` does not
-    go on with it."""
-    worker: int = 0
-    """The number of the worker it is from."""
-    begins: bool = False
-    """Whether its environments have been reset since the rollout before."""
-
-
-Finish = Callable[[Weights, Rollout], Any]
-"""Adds what can be said of a rollout under the weights it was sampled with: values, advantages."""
+"""Creates a policy for an observation and an action space."""
+GradientFunction = Callable[[Weights, Batch], tuple[Weights, dict[str, Any]]]
+"""Gradients of a loss on a batch, and metrics."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is made from; it travels to where the worker lives."""
+    """Everything a worker needs to start; it is sent to the worker's process."""
 
     environment: EnvSpec
-    environments: int
-    """How many, side by side."""
-    length: int
-    """Steps of a batch."""
+    num_envs: int
+    """Number of environments per worker."""
+    rollout_length: int
+    """Number of steps per environment in a rollout."""
     policy: PolicyMaker
-    finish: Callable[[Any], Finish] | None = None
-    """Given the policy, makes what finishes rollouts."""
-    gradients: Callable[[Any], Callable[[Weights, Batch], tuple[Weights, dict[str, Any]]]] | None = None
-    """Given the policy, makes the function that computes gradients; for plans that do that here."""
+    postprocess: Callable[[Any], Postprocess] | None = None
+    """Given the policy, returns the postprocessing of rollouts: GAE, for instance. Without it a worker sends
+    the columns of the rollout."""
+    gradients: Callable[[Any], GradientFunction] | None = None
+    """Given the policy, returns the gradient function, for plans that compute gradients on workers."""
+    exploration: Callable[[Weights, int], Weights] | None = None
+    """Changes the weights a worker receives, given its index: its epsilon, for instance."""
     seed: int = 0
-    clip_reward: bool = False
-    """Whether rewards are learned from by their sign alone."""
-    discount: float | None = None
-    """If given, returns discounted by it are recorded, to scale rewards by."""
-    vary: Callable[[Weights, int], Weights] | None = None
-    """What a worker changes in the weights it is told, given its number: how it explores, say."""
-    apart: bool = False
-    """Whether the worker has a process of its own, which is not to look for accelerators."""
+    clip_rewards: bool = False
+    """Clip rewards to their sign; episode returns are of the rewards before clipping."""
+    return_gamma: float | None = None
+    """Record `discounted_return` with this discount factor, to normalize rewards."""
+    own_process: bool = False
+    """Whether the worker has a process of its own, where JAX uses the CPU only."""
 
 
-def processor() -> Any:
-    """Where workers compute: actions are small, and accelerators are for the learner."""
+def cpu_device() -> Any:
+    """The device that workers act on: actions are small, and accelerators are for the learner."""
     try:
         return jax.devices("cpu")[0]
-    except RuntimeError:  # there are only others
+    except RuntimeError:  # JAX was started without a CPU backend
         return None
 
 
 class RolloutWorker:
-    """Steps its environments under the weights it was last told, and keeps count of episodes."""
+    """Steps its environments under the weights it received last."""
 
     def __init__(self, spec: WorkerSpec, *, context: ActorContext):
-        if spec.apart:
+        if spec.own_process:
             jax.config.update("jax_platforms", "cpu")
         self.spec = spec
         self._identity = (spec.seed, context.index, context.restarts)
         pool_seed = np.random.SeedSequence([*self._identity, 3]).generate_state(1)[0]
-        self.vector = spec.environment.make(spec.environments, int(pool_seed) >> 1)
+        self.vector = spec.environment.make(spec.num_envs, int(pool_seed) >> 1)
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self.weights: Weights = {}
         self.version = -1
-        maybe_compiled = compiled if self.policy.compiled else lambda function: function
-        self._step = maybe_compiled(self.policy.step)
-        quick = getattr(self.policy, "quick", None)  # some have a faster way to act
-        self._acting: Any = quick(spec.environments) if quick is not None else None
+        maybe_jit = jit if self.policy.jit else lambda function: function
+        self._step = maybe_jit(self.policy.step)
+        policy = self.policy
+        self._numpy_policy = (
+            policy if isinstance(policy, NumpyPolicy) and policy.acts_in_numpy(spec.num_envs) else None
+        )
         self._act: Any = None
-        # Small weights are taken along with each call: that is quicker than to move them beforehand.
-        self._moves = self.policy.compiled and (self._acting is None or jax.default_backend() != "cpu")
-        self._finish = spec.finish(self.policy) if spec.finish is not None else None
-        self._gradients = maybe_compiled(spec.gradients(self.policy)) if spec.gradients is not None else None
+        # Small weights travel with each call, which is faster than moving them to the device first.
+        self._moves_weights = self.policy.jit and (
+            self._numpy_policy is None or jax.default_backend() != "cpu"
+        )
+        self._postprocess = spec.postprocess(self.policy) if spec.postprocess is not None else None
+        self._gradients = maybe_jit(spec.gradients(self.policy)) if spec.gradients is not None else None
         self._generator = np.random.default_rng([*self._identity, 5])
-        self._count = spec.environments
-        self._begin()
-        self._remembers = bool(jax.tree.leaves(self.state))
+        self._reset()
+        self._is_recurrent = bool(jax.tree.leaves(self.state))
 
-    def _begin(self, *more: int) -> None:
-        """A new episode everywhere; the same numbers give the same episodes."""
-        seeds = np.random.SeedSequence([*self._identity, *more, 1]).generate_state(self._count)
+    def _reset(self, *salt: int) -> None:
+        """Start an episode in every environment; the seeds depend on the worker's identity and the salt."""
+        num_envs = self.spec.num_envs
+        seeds = np.random.SeedSequence([*self._identity, *salt, 1]).generate_state(num_envs)
         self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
-        self.state = self.policy.initial_state(self._count)
-        self._episodes = Episodes(self._count, self.spec.discount)
-        self._begins = True
+        self.state = self.policy.initial_state(num_envs)
+        self._episodes = EpisodeStatistics(num_envs, self.spec.return_gamma)
+        self._after_reset = True
 
     def set_weights(self, version: int, weights: Weights) -> None:
-        """Install exactly this version."""
+        """Install this version of the weights."""
         self.version = version
-        if self.spec.vary is not None:
-            weights = self.spec.vary(weights, self._identity[1])
-        self.weights = jax.device_put(weights, processor()) if self._moves else weights
-        self._act = self._acting(weights) if self._acting is not None else partial(self._step, self.weights)
+        if self.spec.exploration is not None:
+            weights = self.spec.exploration(weights, self._identity[1])
+        self.weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
+        if self._numpy_policy is not None:
+            self._act = self._numpy_policy.numpy_step(weights, self.spec.num_envs)
+        else:
+            self._act = partial(self._step, self.weights)
 
     def sample(self, context: Context) -> Any:
-        """Some steps of every environment: a batch, or what finishing makes of it."""
+        """A rollout of every environment, postprocessed."""
         start = time.perf_counter()
-        rollout = self._roll()
-        columns = rollout.columns
-        batch = columns if self._finish is None else self._finish(self.weights, rollout)
-        steps = int(columns["real"].sum()) if "real" in columns else columns.steps
+        rollout = self._rollout()
+        item = rollout.columns if self._postprocess is None else self._postprocess(self.weights, rollout)
+        mask = rollout.columns.get("mask")
+        steps = rollout.columns.steps if mask is None else int(mask.sum())
+        if mask is not None and isinstance(item, Batch):
+            if not steps:  # every environment was only reset
+                return self.sample(context)
+            item = replace_reset_steps(item, mask, self._generator)
         context.note(version=self.version, steps=steps, sample_time=time.perf_counter() - start)
-        return batch
+        return item
 
     def compute_gradients(self, batch: Batch) -> tuple[Weights, dict[str, Any]]:
-        """The gradient of the loss under the weights here, and what is to be known of it."""
-        assert self._gradients is not None, "this worker was not told how to compute gradients"
+        """Gradients of the loss on a batch under this worker's weights, and metrics."""
+        assert self._gradients is not None, "this worker has no gradient function: set WorkerSpec.gradients"
         return jax.tree.map(np.asarray, self._gradients(self.weights, batch))
 
-    def _roll(self) -> Rollout:
-        spec, vector, count, length = self.spec, self.vector, self._count, self.spec.length
-        observations = zeros(vector.observation_space, length, count)
-        reward = np.empty((length, count), np.float32)
-        terminated, truncated = np.zeros((2, length, count), bool)
-        real = np.ones((length, count), bool) if vector.resets_late else None
-        noise = self.policy.noise(self._generator, length, count)
+    def _rollout(self) -> Rollout:
+        spec, vector, num_envs, length = self.spec, self.vector, self.spec.num_envs, self.spec.rollout_length
+        observations = zeros(vector.observation_space, length, num_envs)
+        reward = np.empty((length, num_envs), np.float32)
+        terminated, truncated = np.zeros((2, length, num_envs), bool)
+        success = np.full((length, num_envs), np.nan, np.float32)
+        mask = np.ones((length, num_envs), bool) if vector.has_reset_steps else None
+        noise = self.policy.noise(self._generator, length, num_envs)
         actions: list[np.ndarray[Any, Any]] = []
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
@@ -161,32 +155,35 @@ class RolloutWorker:
             step = advance(action)
             observation = step.observation
             reward[t] = step.reward
-            if step.real is not None and real is not None:
-                real[t] = step.real
+            if step.mask is not None and mask is not None:
+                mask[t] = step.mask
             if step.ended:
                 terminated[t], truncated[t] = step.terminated, step.truncated
-                final += [(t, i, last) for i, last in step.final if not step.terminated[i]]
-            if self._remembers and (begun := step.begun):
-                state = forgotten(state, self.policy.initial_state(self._count), begun)
+                final += [(t, i, last) for i, last in step.final_observations if not step.terminated[i]]
+                for i, succeeded in step.success:
+                    success[t, i] = succeeded
+            if self._is_recurrent and (started := step.started):
+                state = reset_rows(state, self.policy.initial_state(num_envs), started)
         self.observation, self.state = observation, state
-        learned = np.sign(reward) if spec.clip_reward else reward
+        clipped = np.sign(reward) if spec.clip_rewards else reward
         columns = Batch(
             observation=observations,
             action=np.stack(actions),
-            reward=learned,
+            reward=clipped,
             terminated=terminated,
             truncated=truncated,
-            **self._episodes.columns(reward, terminated | truncated, real, learned),
+            episode_success=success,
+            **self._episodes.columns(reward, terminated | truncated, mask, clipped),
         )
-        if real is not None:
-            columns["real"] = real
-        begins, self._begins = self._begins, False
-        return Rollout(columns, self.observation, final, self._identity[1], begins)
+        if mask is not None:
+            columns["mask"] = mask
+        after_reset, self._after_reset = self._after_reset, False
+        return Rollout(columns, self.observation, final, self._identity[1], after_reset)
 
     # State -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the weights, which the learner has. Environments that cannot be saved say why."""
+        """State of the environments, or why it cannot be saved, and everything else but the weights."""
         try:
             environment, reason = self.vector.state_dict(), None
         except UnknownState as unknown:
@@ -197,21 +194,21 @@ class RolloutWorker:
             "observation": self.observation,
             "memory": self.state,
             "episodes": self._episodes.state_dict(),
-            "begins": self._begins,
+            "after_reset": self._after_reset,
             "generator": self._generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on; environments that could not be saved, from a reset that depends on the saved state alone."""
+        """Restore a state; environments without one are reset, with seeds from the restored generator."""
         self._generator.bit_generator.state = state["generator"]
         if state["environment"] is None:
-            self._begin(int(self._generator.integers(1 << 31)))
+            self._reset(int(self._generator.integers(1 << 31)))
             return
         self.vector.load_state_dict(state["environment"])
         self.observation, self.state = state["observation"], state["memory"]
         self._episodes.load_state_dict(state["episodes"])
-        self._begins = state["begins"]
+        self._after_reset = state["after_reset"]
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Close the environments."""
         self.vector.close()

@@ -1,4 +1,4 @@
-"""Rollout workers and the learner they work for."""
+"""Rollout workers, the learner they sample for, and replay shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollstream.engine import Actor, Engine
+from rollstream.engine import Actor, Engine, RollstreamError
+from rollstream.replay.service import ReplayShards
 from rollstream.rl.learner import Learner
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
@@ -18,30 +19,42 @@ class Heartbeat:
 
 
 class WorkerSet:
-    """Actors that sample, and the learner whose weights they sample with."""
+    """The actors of a training: rollout workers, and replay shards if it has some; and the learner."""
 
-    def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **terms: Any):
-        terms = {"on_failure": "restart", **terms}
-        spec = replace(spec, apart=engine.remote)
+    def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **spawn_options: Any):
+        spawn_options = {"on_failure": "restart", **spawn_options}
+        spec = replace(spec, own_process=engine.remote)
         self.engine = engine
         self.spec = spec
         self.learner = learner
-        self._stored: tuple[int, Any] = (-1, None)
         self.heartbeat = Heartbeat()
+        self._replay: ReplayShards | None = None
+        self._stored: tuple[int, Any] = (-1, None)
         self.actors: list[Actor[RolloutWorker]] = engine.spawn(
-            RolloutWorker, (spec,), count=count, name="worker", **terms
+            RolloutWorker, (spec,), count=count, name="worker", **spawn_options
         )
-        self.publish()
+        self.send_weights()
 
-    def publish(self, actors: Iterable[Actor[Any]] | None = None) -> None:
-        """Send the newest weights, written once however many read them."""
+    @property
+    def replay(self) -> ReplayShards:
+        """The replay shards of an algorithm that has them."""
+        if self._replay is None:
+            raise RollstreamError("there are no replay shards: give the Algorithm a function replay=...")
+        return self._replay
+
+    @replay.setter
+    def replay(self, shards: ReplayShards) -> None:
+        self._replay = shards
+
+    def send_weights(self, actors: Iterable[Actor[Any]] | None = None) -> None:
+        """Send the newest weights to some workers, or to all; they are stored once for all readers."""
         if self._stored[0] != self.learner.version:
-            self._stored = self.learner.version, self.engine.put(self.learner.published())
+            self._stored = self.learner.version, self.engine.put(self.learner.get_weights())
         for actor in self.actors if actors is None else actors:
             actor.send("set_weights", *self._stored, sticky=True)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The learner goes on from a state, and workers with its weights."""
+        """Restore the learner, and send its weights to the workers."""
         self.learner.load_state_dict(state)
         self._stored = (-1, None)
-        self.publish()
+        self.send_weights()

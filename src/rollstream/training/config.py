@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rollstream.algos import nearest
-from rollstream.rl.algorithm import Algorithm
+from rollstream.rl.algorithm import Algorithm, AlgorithmConfig
 from rollstream.training.tuned import tuned
 from rollstream.training.validation import ConfigError, validate
 
-C = TypeVar("C")
+C = TypeVar("C", bound=AlgorithmConfig)
 
 
 def resolve_config(

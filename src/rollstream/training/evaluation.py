@@ -14,7 +14,7 @@ from rollstream.flow import Iter
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Policy, Weights
-from rollstream.rl.spaces import forgotten
+from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.inference import deterministic_step, to_actor_device
@@ -101,7 +101,7 @@ class Evaluator:
             action, state = self._step(weights, observation, state)
             step = vector.step(np.asarray(action))
             observation = step.observation
-            mask = np.ones(vector.count, bool) if step.real is None else step.real
+            mask = np.ones(vector.count, bool) if step.mask is None else step.mask
             returns += np.where(mask, step.reward, 0)
             lengths += mask
             for i in step.ended:
@@ -113,8 +113,8 @@ class Evaluator:
                 ended.append((float(returns[i]), float(lengths[i])))
                 left[i] = 0
                 self._notify_cut_off()
-            if begun := step.begun:
-                state = forgotten(state, self._policy.initial_state(vector.count), begun)
+            if started := step.started:
+                state = reset_rows(state, self._policy.initial_state(vector.count), started)
         all_returns, all_lengths = np.array(ended).T
         return Evaluation(
             float(all_returns.mean()), float(all_returns.std()), float(all_lengths.mean()), len(ended)
@@ -182,7 +182,7 @@ class _Evaluate:
         if steps < self._due or is_heartbeat(report):
             return report
         try:
-            evaluation = self._evaluator(self._workers.learner.published(), self._episodes, self._count)
+            evaluation = self._evaluator(self._workers.learner.get_weights(), self._episodes, self._count)
         except EvaluationStopped:  # it stays due
             return report
         self._due = (steps // self._every + 1) * self._every

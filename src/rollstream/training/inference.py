@@ -10,12 +10,13 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.env_checks import misfit
-from rollstream.rl.jit import compiled
+from rollstream.rl.env_checks import space_mismatch
+from rollstream.rl.frame_stack import first_stack, push_frame
+from rollstream.rl.jit import jit
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import Observation, SpaceError, channel_axis, put, zeros
-from rollstream.rl.vector import actions_for, joined_mask
-from rollstream.rl.worker import processor
+from rollstream.rl.vector import actions_for, join_masks
+from rollstream.rl.worker import cpu_device
 
 
 def deterministic_step(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
@@ -24,12 +25,12 @@ def deterministic_step(policy: Policy) -> Callable[[Weights, Observation, State]
     def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
         return policy.step(weights, observation, state, None)
 
-    return compiled(step) if policy.compiled else step
+    return jit(step) if policy.jit else step
 
 
 def to_actor_device(policy: Policy, weights: Weights) -> Weights:
     """Move weights to the device that computes actions."""
-    return jax.device_put(weights, processor()) if policy.compiled else weights
+    return jax.device_put(weights, cpu_device()) if policy.jit else weights
 
 
 class TrainedPolicy:
@@ -65,7 +66,7 @@ class TrainedPolicy:
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._device_weights = to_actor_device(policy, weights)
-        self._stochastic_step = compiled(policy.step) if policy.compiled else policy.step
+        self._stochastic_step = jit(policy.step) if policy.jit else policy.step
         self._deterministic_step = deterministic_step(policy)
         self.reset()
 
@@ -83,7 +84,7 @@ class TrainedPolicy:
             action_mask: the environment's `info["action_mask"]`, if it has one.
         """
         stacked = self._stack_frames(self._with_mask(observation, action_mask))
-        if (reason := misfit(self.observation_space, stacked)) is not None:
+        if (reason := space_mismatch(self.observation_space, stacked)) is not None:
             raise _misfit_error(reason)
         batch = zeros(self.observation_space, 1)
         put(batch, 0, stacked)
@@ -104,10 +105,9 @@ class TrainedPolicy:
             raise _misfit_error(f"has shape {np.shape(observation)} instead of {tuple(shape)}")
         new = np.asarray(observation).reshape(shape)
         if self._stack is None:
-            self._stack = np.concatenate([new] * self._frame_stack, axis)
+            self._stack = first_stack(new, self._frame_stack, axis)
         else:
-            _, recent = np.split(self._stack, [shape[axis]], axis)
-            self._stack = np.concatenate([recent, new], axis)
+            self._stack = push_frame(self._stack, new, axis)
         return self._stack
 
     def _with_mask(self, observation: Any, mask: Any) -> Observation:
@@ -118,7 +118,7 @@ class TrainedPolicy:
             return observation
         if mask is None:
             mask = np.ones(space["action_mask"].shape or (), np.int8)
-        return {"observation": observation, "action_mask": joined_mask(mask)}
+        return {"observation": observation, "action_mask": join_masks(mask)}
 
 
 def _misfit_error(reason: str) -> SpaceError:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from rollstream.algos import fitting
+from rollstream.algos import supporting
 from rollstream.engine import ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
@@ -122,14 +122,13 @@ class TrainingLoop:
         workers.heartbeat.is_due = HeartbeatTimer(interrupts)
         self._train(plan, workers, logger, start, interrupts)
         plan.close()
-        self.weights = workers.learner.published()
+        self.weights = workers.learner.get_weights()
 
     # Start ---------------------------------------------------------------------------------------
 
     def _info(self, start_step: int) -> RunInfo:
         task, config = self._run_config.task, self._run_config.config
-        at_once = getattr(config, "steps_at_once", None)
-        batch = at_once(task.workers) if at_once is not None else getattr(config, "batch_size", 1)
+        batch = config.steps_per_iteration(task.workers)
         return RunInfo(
             algorithm=self._run_config.algorithm.name,
             environment=task.environment.name,
@@ -158,7 +157,7 @@ class TrainingLoop:
         try:
             workers = algorithm.workers(engine, config, task)
         except SpaceError as error:
-            others = ", ".join(fitting(*task.spaces()))
+            others = ", ".join(supporting(task))
             raise SpaceError(
                 f"{algorithm.name} cannot be trained on {task.environment.name}: {error}"
                 + (f"; algorithms that can: {others}" if others else "")
@@ -179,11 +178,11 @@ class TrainingLoop:
 
     def _require_updates(self) -> None:
         """Raise if training would end before the first update."""
-        before, task = getattr(self._run_config.config, "before_learning", None), self._run_config.task
-        if before is not None and (first := before(task.workers)) >= task.steps:
+        config, task = self._run_config.config, self._run_config.task
+        if (first := config.steps_before_learning(task.workers)) >= task.steps:
             raise RollstreamError(
                 f"training ends after {task.steps:,} steps, before the first update after {first:,} steps: "
-                f"lower learning_starts={self._run_config.config.learning_starts}, or train for more steps"
+                f"lower learning_starts={config.learning_starts}, or train for more steps"
             )
 
     def _open_folder(self, engine: Engine, start_step: int) -> MetricsLogger:
@@ -274,7 +273,7 @@ class TrainingLoop:
         with CheckpointWriter(self._folder / "checkpoints", int(report[STEPS])) as writer:
             state = plan.state_dict(folder=writer.partial)
             self._warn_of_unsaved_environments(state["actors"])
-            weights = workers.learner.published()
+            weights = workers.learner.get_weights()
             writer.write({"plan": state} | progress, weights, actor_files(state))
         self._pending = writer
         if writer.is_complete:
@@ -310,7 +309,7 @@ class TrainingLoop:
     def _save_best(self, workers: WorkerSet, report: Report) -> None:
         """Save the weights; earlier best ones stay for runs resumed from an earlier checkpoint."""
         if self._folder is not None:
-            state, weights = {"evaluation": report["eval/mean_reward"]}, workers.learner.published()
+            state, weights = {"evaluation": report["eval/mean_reward"]}, workers.learner.get_weights()
             save_checkpoint(self._folder / "best", int(report[STEPS]), state, weights=weights, keep=None)
 
     def _warn_of_unsaved_environments(self, actors: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ def _all() -> dict[str, dict[str, dict[str, Any]]]:
 def tuned(algorithm: str, environment: str) -> dict[str, Any]:
     """Tuned hyperparameters of an algorithm for an environment; empty if there are none.
 
-    >>> tuned("ppo", "CartPole-v1")["environments"]
+    >>> tuned("ppo", "CartPole-v1")["num_envs"]
     8
     >>> tuned("ppo", "Unheard-v0")
     {}

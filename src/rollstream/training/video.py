@@ -72,7 +72,7 @@ def _renderable(env_spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     if env_spec.name.startswith(("ALE/", "envpool:")):
         raise VideoError(f"{env_spec.name} is a vector environment only, which cannot be rendered")
     try:
-        environment = env_spec.one(render_mode="rgb_array")
+        environment = env_spec.make_one(render_mode="rgb_array")
     except UnknownEnvironment as error:
         raise VideoError(f"{env_spec.name} has no argument render_mode to render with: {error}") from None
     if "rgb_array" not in environment.metadata.get("render_modes", ()):

@@ -1,4 +1,4 @@
-"""Acting in numpy is acting as the compiled policy does."""
+"""Acting in NumPy is acting as the jitted policy does."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def made(actions: spaces.Space[Any], *, normalize: bool, **options: Any) -> Acto
     def network(*about: Any) -> Any:
         return actor_critic(*about, **options)
 
-    return ActorCriticPolicy(SEEN, actions, network, normalize=normalize)
+    return ActorCriticPolicy(SEEN, actions, network, normalize_observations=normalize)
 
 
 @pytest.mark.parametrize("actions", ACTIONS, ids=str)
@@ -34,23 +34,22 @@ def test_both_ways_act_alike(actions: spaces.Space[Any], activation: str, normal
     }
     if normalize:
         seen = random.standard_normal((2, 6), np.float32)
-        weights |= Moments(np.float32(9), seen[0], 9 * seen[1] ** 2).named("observation")
-    acting = policy.quick(40)
-    assert acting is not None
+        weights |= Moments(np.float32(9), seen[0], 9 * seen[1] ** 2).as_weights("observation")
+    assert policy.acts_in_numpy(40)
     observation, noise = random.standard_normal((40, 2, 3), np.float32), policy.noise(random, 40)
-    action, state = acting(weights)(observation, (), noise)
+    action, state = policy.numpy_step(weights, 40)(observation, (), noise)
     expected, _ = policy.step(weights, observation, (), noise)
     assert state == ()
     assert action.shape == expected.shape
     np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_large_or_not_plain_is_compiled() -> None:
-    assert made(spaces.Discrete(2), normalize=False, hidden=(64, 64)).quick(64) is not None
-    assert made(spaces.Discrete(2), normalize=False, hidden=(64, 64)).quick(65) is None
-    assert made(spaces.Discrete(2), normalize=False, hidden=(256, 256)).quick(8) is None
+def test_what_is_large_or_not_plain_acts_in_jax() -> None:
+    assert made(spaces.Discrete(2), normalize=False, hidden=(64, 64)).acts_in_numpy(64)
+    assert not made(spaces.Discrete(2), normalize=False, hidden=(64, 64)).acts_in_numpy(65)
+    assert not made(spaces.Discrete(2), normalize=False, hidden=(256, 256)).acts_in_numpy(8)
     parts = spaces.Dict({"position": SEEN})
-    assert ActorCriticPolicy(parts, spaces.Discrete(2)).quick(1) is None
+    assert not ActorCriticPolicy(parts, spaces.Discrete(2)).acts_in_numpy(1)
 
 
 def test_a_network_of_ones_own_is_asked_itself() -> None:
@@ -65,5 +64,5 @@ def test_a_network_of_ones_own_is_asked_itself() -> None:
     def network(*arguments: Any) -> Any:
         return eqx.tree_at(lambda own: own.encoder, actor_critic(*arguments), Blind())
 
-    assert ActorCriticPolicy(space, spaces.Discrete(2)).quick(2) is not None
-    assert ActorCriticPolicy(space, spaces.Discrete(2), network).quick(2) is None
+    assert ActorCriticPolicy(space, spaces.Discrete(2)).acts_in_numpy(2)
+    assert not ActorCriticPolicy(space, spaces.Discrete(2), network).acts_in_numpy(2)

@@ -1,0 +1,82 @@
+"""Returns, lengths and successes of episodes, which may span several rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rollstream.rl.batch import Batch
+
+Array = np.ndarray[Any, Any]
+
+
+class EpisodeStatistics:
+    """Accumulates the rewards of the current episode of each environment.
+
+    Args:
+        num_envs: Number of environments.
+        gamma: Also record discounted returns with this discount factor, which scale rewards.
+    """
+
+    def __init__(self, num_envs: int, gamma: float | None = None):
+        self._gamma = gamma
+        self._sums = np.zeros((2, num_envs))  # returns and lengths
+        self._discounted = np.zeros(num_envs, np.float32)
+
+    def columns(
+        self, reward: Array, done: Array, mask: Array | None = None, clipped_reward: Array | None = None
+    ) -> dict[str, Array]:
+        """Columns `episode_return` and `episode_length`: NaN except where an episode ended.
+
+        >>> reward, done = np.array([[1.0], [2.0], [3.0]]), np.array([[False], [True], [False]])
+        >>> EpisodeStatistics(1).columns(reward, done)["episode_return"].ravel()
+        array([nan,  3., nan], dtype=float32)
+
+        Args:
+            reward: Rewards `[T, B]`.
+            done: Whether an episode ended with the step.
+            mask: False where the step only reset the environment: it does not count.
+            clipped_reward: Rewards for `discounted_return`, if others.
+        """
+        increments = np.empty((2, *reward.shape))
+        increments[0] = reward
+        increments[1] = 1.0 if mask is None else mask
+        sums = increments.cumsum(axis=1)
+        sums += self._sums[:, None]
+        column = np.full(increments.shape, np.nan, np.float32)
+        if done.any():
+            for index in np.flatnonzero(done.any(axis=0)):
+                rows = np.flatnonzero(done[:, index])
+                column[:, rows, index] = np.diff(sums[:, rows, index], prepend=0)
+                sums[:, -1, index] -= sums[:, rows[-1], index]
+        self._sums = sums[:, -1].copy()
+        columns = {"episode_return": column[0], "episode_length": column[1]}
+        if self._gamma is not None:
+            rewards = reward if clipped_reward is None else clipped_reward
+            columns["discounted_return"] = self._discounted_returns(self._gamma, rewards, done)
+        return columns
+
+    def _discounted_returns(self, gamma: float, reward: Array, done: Array) -> Array:
+        column = np.empty(reward.shape, np.float32)
+        for t, reward_t in enumerate(reward):
+            column[t] = self._discounted = self._discounted * gamma + reward_t
+            self._discounted = np.where(done[t], np.float32(0), self._discounted)
+        return column
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums of the current episodes."""
+        return {"sums": self._sums, "discounted": self._discounted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums."""
+        self._sums = np.array(state["sums"])
+        self._discounted = np.array(state["discounted"])
+
+
+def ended_episodes(batch: Batch) -> Array:
+    """Return, length and success (NaN if not reported) of the episodes that ended in a batch, `[N, 3]`."""
+    done = ~np.isnan(batch["episode_return"])
+    names = ("episode_return", "episode_length", "episode_success")
+    return np.stack([batch[name][done] for name in names], axis=-1)

@@ -1,0 +1,109 @@
+"""Reports: what a plan yields, with metrics under the names of Stable-Baselines3."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rollstream.flow import Context, Iter
+from rollstream.rl.worker_set import Heartbeat, WorkerSet
+
+Report: TypeAlias = dict[str, Any]
+"""Metrics by name."""
+EPISODE_WINDOW = 100
+"""Number of episodes that returns, lengths and success rates are averaged over."""
+
+
+def ReportMetrics(  # noqa: N802
+    stream: Iter[Report], workers: WorkerSet, every: int = 1, name: str = "ReportMetrics"
+) -> Iter[Report]:
+    """Reports with counts of steps and the mean of the last 100 episodes, one per `every` items with steps.
+
+    The last step of the training has a report, too, so that it can end there. When
+    `workers.heartbeat.is_due()`, a heartbeat with only the steps is yielded in between: see `is_heartbeat`.
+    """
+    return stream.combine(_Reporter(workers.learner.total_steps, every, workers.heartbeat), name=name)
+
+
+def is_heartbeat(report: Report) -> bool:
+    """Whether it is a heartbeat, with only the steps so far, instead of a report."""
+    return "time/heartbeat" in report
+
+
+class _Reporter:
+    """Counts steps and episodes, and averages metrics between reports."""
+
+    def __init__(self, total: int, every: int, heartbeat: Heartbeat):
+        self._total = total
+        self._every = every
+        self._heartbeat = heartbeat
+        self._steps = self._iterations = self._pending = self._episodes = 0
+        self._window: deque[tuple[float, ...]] = deque(maxlen=EPISODE_WINDOW)
+        """Return, length and success of the last episodes."""
+        self._sums: dict[str, list[float]] = {}
+        """Sum, count and latest value of each metric."""
+
+    def __call__(self, report: Report, context: Context) -> list[Report]:
+        before, steps = self._steps, int(context.provenance.total("steps"))
+        self._steps += steps
+        self._add(report)
+        self._pending += steps > 0
+        if steps and (self._pending >= self._every or before < self._total <= self._steps):
+            return [self._report()]
+        return (
+            [{"time/total_timesteps": self._steps, "time/heartbeat": 1}] if self._heartbeat.is_due() else []
+        )
+
+    def _add(self, report: Report) -> None:
+        if (episodes := report.pop("episodes", None)) is not None and len(episodes):
+            self._window.extend(map(tuple, episodes.tolist()))
+            self._episodes += len(episodes)
+        for name, value in report.items():
+            if not math.isnan(value):
+                total, count, _ = self._sums.get(name, (0.0, 0, 0.0))
+                self._sums[name] = [total + value, count + 1, value]
+
+    def _report(self) -> Report:
+        report = {
+            name: latest if name in _LATEST else total / count
+            for name, (total, count, latest) in self._sums.items()
+        }
+        self._pending, self._sums = 0, {}
+        self._iterations += 1
+        if self._window:
+            returns, lengths, successes = np.array(self._window).T
+            report["rollout/ep_rew_mean"] = float(returns.mean())
+            report["rollout/ep_len_mean"] = float(lengths.mean())
+            if not np.isnan(successes).all():
+                report["rollout/success_rate"] = float(np.nanmean(successes))
+        report["rollout/episodes"] = self._episodes
+        report["time/total_timesteps"] = self._steps
+        report["time/iterations"] = self._iterations
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = [self._steps, self._iterations, self._pending, self._episodes]
+        sums = {name: list(own) for name, own in self._sums.items()}
+        return {"counts": counts, "window": [list(one) for one in self._window], "sums": sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps, self._iterations, self._pending, self._episodes = state["counts"]
+        self._window.extend(tuple(one) for one in state["window"])
+        self._sums = dict(state["sums"])
+
+
+_LATEST = frozenset(
+    {
+        "rollout/exploration_rate",
+        "train/n_updates",
+        "train/learning_rate",
+        "replay/size",
+        "replay/lost",
+        "replay/samples_per_insert",
+    }
+)
+"""Metrics of which a report has the latest value instead of the mean."""
