@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test test-all check bench soak gates clean
+.PHONY: setup demo test test-all check docs bench soak gates clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+docs: $(STAMP)
+	$(BIN)/python docs/make_algorithm_pages.py
+
 bench: $(STAMP)
 	$(BIN)/python bench/flow_overhead.py
 	$(BIN)/python bench/call_latency.py
@@ -41,6 +44,7 @@ soak: $(STAMP)
 
 gates: $(STAMP)
 	$(BIN)/python bench/gates.py --write docs/results.md
+	$(BIN)/python docs/make_algorithm_pages.py
 
 clean:
 	rm -rf .venv

@@ -1,10 +1,11 @@
-"""Learning gates: what each algorithm is to reach, how far it got with every seed, and the command for it.
+"""Learning gates: the return each algorithm must reach, the return of every seed, and the commands.
 
     python bench/gates.py                      # all of them, about half an hour on two cores
-    python bench/gates.py ppo a2c              # of some algorithms
+    python bench/gates.py ppo a2c              # some algorithms
     python bench/gates.py --write docs/results.md
 
-A gate is passed if enough seeds reach the return with 100 evaluation episodes of the likeliest actions.
+A gate is passed if enough seeds reach the return, over 100 or more evaluation episodes with deterministic
+actions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import rollstream as rs
 
 @dataclass(frozen=True)
 class Gate:
-    """So many of so many seeds reach a return after so many steps."""
+    """`needed` of `seeds` seeds must reach the return `at_least` after `steps` environment steps."""
 
     algorithm: str
     environment: str
@@ -32,16 +33,21 @@ class Gate:
     needed: int
     workers: int = 0
     evaluate_every: int | None = None
-    """If given, the best of the policies that were evaluated so often counts, in episodes of their own."""
+    """If given, evaluate every so many steps; the weights with the best evaluation count, in new episodes."""
     episodes: int = 100
 
     @property
-    def command(self) -> str:
-        """What to type for one seed."""
+    def commands(self) -> list[str]:
+        """Commands for seed 1."""
         task = f"{self.algorithm} --env {self.environment} --steps {self.steps} --seed 1"
         workers = f" --workers {self.workers}" if self.workers else ""
-        often = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
-        return f"rollstream train {task}{workers}{often}"
+        evaluations = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
+        best = " --best" if self.evaluate_every else ""
+        folder = f"runs/{self.algorithm}-{self.environment}-1"
+        return [
+            f"rollstream train {task}{workers}{evaluations}",
+            f"rollstream evaluate {folder} --episodes {self.episodes}{best}",
+        ]
 
 
 GATES = (
@@ -60,7 +66,7 @@ GATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What the seeds of a gate came to."""
+    """Return and time of every seed."""
 
     gate: Gate
     returns: tuple[float, ...]
@@ -71,7 +77,7 @@ class Result:
         return sum(one >= self.gate.at_least for one in self.returns) >= self.gate.needed
 
 
-def tried(gate: Gate) -> Result:
+def run_gate(gate: Gate) -> Result:
     returns, seconds = [], []
     for seed in range(1, gate.seeds + 1):
         start = time.perf_counter()
@@ -100,35 +106,35 @@ def tried(gate: Gate) -> Result:
 def table(results: list[Result]) -> str:
     """A table in Markdown."""
     lines = [
-        "| algorithm | environment | steps | gate | every seed | passed | seconds a seed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| algorithm | environment | workers | steps | gate | return of every seed | passed | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         gate = result.gate
-        workers = f", {gate.workers} process workers" if gate.workers else ""
         reached = ", ".join(f"{one:.1f}" for one in result.returns)
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
-            f"| {gate.algorithm}{workers} | {gate.environment} | {gate.steps:,} | >= {gate.at_least:g} in "
-            f"{gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
+            f"| {gate.algorithm} | {gate.environment} | {gate.workers} | {gate.steps:,} "
+            f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} seeds "
+            f"| {reached} | {passed} | {mean:.0f} |"
         )
     return "\n".join(lines)
 
 
 def page(results: list[Result]) -> str:
-    commands = "\n".join(dict.fromkeys(result.gate.command for result in results))
+    commands = "\n".join(command for result in results for command in result.gate.commands)
     return f"""# Results
 
-Mean return over 100 evaluation episodes, of the likeliest actions, after training; one figure a seed
-(1, 2, ...). Of algorithms that learn from replay: over 200 fresh episodes, of the best policy that was found
-by evaluating now and then. Seconds include compilation and evaluation, on two cores of a shared machine.
-`make gates` makes this page.
+Mean return after training, per seed (1, 2, ...), over 100 evaluation episodes with deterministic actions.
+Algorithms with replay evaluate during training, and the weights with the best evaluation count, over 200 new
+episodes. Seconds are per seed and include compilation and evaluation, on two cores of a shared machine.
+`make gates` generates this page.
 
 {table(results)}
 
-The settings are those that come with the package (`src/rollstream/training/tuned.toml`), else the defaults of
-the algorithm. For one seed:
+Hyperparameters are the tuned ones that come with the package (`src/rollstream/training/tuned.toml`), if there
+are any, else the defaults. The commands for seed 1:
 
 ```sh
 {commands}
@@ -137,11 +143,11 @@ the algorithm. For one seed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Does everything learn what it is to learn?")
-    parser.add_argument("algorithms", nargs="*", help="some only")
-    parser.add_argument("--environment", help="one only")
+    parser = argparse.ArgumentParser(description="Run the learning gates.")
+    parser.add_argument("algorithms", nargs="*", help="only these")
+    parser.add_argument("--environment", help="only this one")
     parser.add_argument("--write", type=Path, help="write the page to this file")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--json", type=Path, help="write the results to this file, too")
     arguments = parser.parse_args()
     chosen = [
         gate
@@ -149,7 +155,7 @@ def main() -> None:
         if (not arguments.algorithms or gate.algorithm in arguments.algorithms)
         and arguments.environment in (None, gate.environment)
     ]
-    results = [tried(gate) for gate in chosen]
+    results = [run_gate(gate) for gate in chosen]
     print(f"\n{table(results)}")
     if arguments.write is not None:
         arguments.write.write_text(page(results))
