@@ -105,7 +105,8 @@ def table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def code(value: Any) -> str:
-    """A value as code; large integers with underscores."""
+    """A value as code: large integers with underscores, TOML's lists as tuples."""
+    value = tuple(value) if isinstance(value, list) else value
     return f"`{value:_}`" if type(value) is int and value >= 10_000 else f"`{value!r}`".replace("'", '"')
 
 
