@@ -122,7 +122,7 @@ def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
     ray = importlib.import_module("ray")
     on_terminate = signal.getsignal(signal.SIGTERM)
-    with reaper.marking(RUN), importlib.import_module("rollstream.engine.ray_connection").forks_of_ray():
+    with reaper.marking(RUN), importlib.import_module("rollstream.engine.ray_cluster").forks_of_ray():
         ray.init(
             "local",
             num_cpus=4,

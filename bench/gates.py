@@ -1,10 +1,10 @@
-"""Learning gates: the return each algorithm must reach, the return of every seed, and the commands.
+"""Learning gates: the return each algorithm has to reach, the results of every seed, and the commands.
 
-    python bench/gates.py                      # all of them, about half an hour on two cores
+    python bench/gates.py                      # all gates, about half an hour on two cores
     python bench/gates.py ppo a2c              # some algorithms
     python bench/gates.py --write docs/results.md
 
-A gate is passed if enough seeds reach the return, over 100 or more evaluation episodes with deterministic
+A gate passes if enough seeds reach the return, as a mean over 100 evaluation episodes with deterministic
 actions.
 """
 
@@ -23,7 +23,7 @@ import rollstream as rs
 
 @dataclass(frozen=True)
 class Gate:
-    """`needed` of `seeds` seeds must reach the return `at_least` after `steps` environment steps."""
+    """`needed` of `seeds` seeds have to reach the return `at_least` after `steps` environment steps."""
 
     algorithm: str
     environment: str
@@ -33,19 +33,19 @@ class Gate:
     needed: int
     workers: int = 0
     evaluate_every: int | None = None
-    """If given, evaluate every so many steps; the weights with the best evaluation count, in new episodes."""
+    """If given, the best policy of these evaluations counts, evaluated again in fresh episodes."""
     episodes: int = 100
 
     @property
     def commands(self) -> list[str]:
-        """Commands for seed 1."""
+        """The commands for seed 1."""
         task = f"{self.algorithm} --env {self.environment} --steps {self.steps} --seed 1"
         workers = f" --workers {self.workers}" if self.workers else ""
-        evaluations = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
+        evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
         best = " --best" if self.evaluate_every else ""
         folder = f"runs/{self.algorithm}-{self.environment}-1"
         return [
-            f"rollstream train {task}{workers}{evaluations}",
+            f"rollstream train {task}{workers}{evaluate}",
             f"rollstream evaluate {folder} --episodes {self.episodes}{best}",
         ]
 
@@ -66,7 +66,7 @@ GATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """Return and time of every seed."""
+    """Mean returns and seconds of every seed."""
 
     gate: Gate
     returns: tuple[float, ...]
@@ -74,7 +74,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return sum(one >= self.gate.at_least for one in self.returns) >= self.gate.needed
+        return sum(value >= self.gate.at_least for value in self.returns) >= self.gate.needed
 
 
 def run_gate(gate: Gate) -> Result:
@@ -106,18 +106,17 @@ def run_gate(gate: Gate) -> Result:
 def table(results: list[Result]) -> str:
     """A table in Markdown."""
     lines = [
-        "| algorithm | environment | workers | steps | gate | return of every seed | passed | seconds |",
+        "| algorithm | environment | workers | steps | gate | every seed | passed | seconds per seed |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         gate = result.gate
-        reached = ", ".join(f"{one:.1f}" for one in result.returns)
+        reached = ", ".join(f"{value:.1f}" for value in result.returns)
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
             f"| {gate.algorithm} | {gate.environment} | {gate.workers} | {gate.steps:,} "
-            f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} seeds "
-            f"| {reached} | {passed} | {mean:.0f} |"
+            f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
         )
     return "\n".join(lines)
 
@@ -126,15 +125,15 @@ def page(results: list[Result]) -> str:
     commands = "\n".join(command for result in results for command in result.gate.commands)
     return f"""# Results
 
-Mean return after training, per seed (1, 2, ...), over 100 evaluation episodes with deterministic actions.
-Algorithms with replay evaluate during training, and the weights with the best evaluation count, over 200 new
-episodes. Seconds are per seed and include compilation and evaluation, on two cores of a shared machine.
-`make gates` generates this page.
+Mean return over 100 evaluation episodes with deterministic actions after training, one value per seed
+(1, 2, ...). For off-policy algorithms: over 200 fresh episodes of the best policy found by evaluating during
+training. Seconds include compilation and evaluation, on two cores of a shared machine. `make gates` writes
+this page.
 
 {table(results)}
 
-Hyperparameters are the tuned ones that come with the package (`src/rollstream/training/tuned.toml`), if there
-are any, else the defaults. The commands for seed 1:
+Hyperparameters are the tuned ones (`src/rollstream/training/tuned.toml`), or else the defaults of the
+algorithm. The commands for seed 1:
 
 ```sh
 {commands}
@@ -144,10 +143,10 @@ are any, else the defaults. The commands for seed 1:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the learning gates.")
-    parser.add_argument("algorithms", nargs="*", help="only these")
-    parser.add_argument("--environment", help="only this one")
-    parser.add_argument("--write", type=Path, help="write the page to this file")
-    parser.add_argument("--json", type=Path, help="write the results to this file, too")
+    parser.add_argument("algorithms", nargs="*", help="run only these algorithms (default: all)")
+    parser.add_argument("--environment", help="run only this environment")
+    parser.add_argument("--write", type=Path, help="write the results page to this file")
+    parser.add_argument("--json", type=Path, help="write the results as JSON to this file")
     arguments = parser.parse_args()
     chosen = [
         gate
@@ -162,7 +161,7 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     if not all(result.passed for result in results):
-        sys.exit("a gate was not passed")
+        sys.exit("a gate failed")
 
 
 if __name__ == "__main__":

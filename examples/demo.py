@@ -1,4 +1,4 @@
-"""Solve CartPole with PPO, see how good the policy is, and where everything was saved."""
+"""Train PPO on CartPole, draw its plan, and evaluate the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUT = Path("runs/demo")
 
 
 def show_plan() -> None:
-    """The plan that is about to run: drawn, not run."""
+    """Draw the plan without running it."""
     with rs.engine("inline") as engine:
         task, config = Task(EnvSpec("CartPole-v1"), steps=1), Config()
         graph = flow.graph(PPO.plan(PPO.workers(engine, config, task), config))
@@ -25,17 +25,17 @@ def show_plan() -> None:
 
 
 def main() -> None:
-    """Train, evaluate, and say where to look."""
+    """Train, draw, evaluate."""
     shutil.rmtree(OUT, ignore_errors=True)
     run = rs.train("ppo", env="CartPole-v1", steps=100_000, seed=1, out=OUT)
     print()
     show_plan()
     result = run.evaluate(episodes=100)
-    print(f"100 episodes: mean return {result.mean_return:.1f} (solved from 475 on), the best there is 500.")
-    print(f"Saved in {OUT}: the curve (curve.png), the plan (graph.svg), metrics, checkpoints.")
-    print(f"Film it: .venv/bin/rollstream video {OUT} --out cartpole.mp4")
+    print(f"Mean return over 100 episodes: {result.mean_return:.1f} (solved: 475, maximum: 500)")
+    print(f"Saved in {OUT}: learning curve (curve.png), plan (graph.svg), metrics, checkpoints.")
+    print(f"Record a video: .venv/bin/rollstream video {OUT} --out cartpole.mp4")
     if result.mean_return < 475:
-        sys.exit("it was not solved, which should not happen")
+        sys.exit("CartPole was not solved")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(tmp_path: Pat
 
 # Flows -------------------------------------------------------------------------------------------
 
-APEX: dict[str, Any] = {"environments": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,)}
+APEX: dict[str, Any] = {"num_envs": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,)}
 
 
 def shard_infos(workers: WorkerSet) -> list[Any]:
@@ -184,7 +184,7 @@ def shard_infos(workers: WorkerSet) -> list[Any]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[Any], float]:
     """A state of Ape-X whose shards wrote files, after the driver had moved to another folder."""
     folder = tmp_path_factory.mktemp("saved")
-    with training("apex", "processes", shards=2, **APEX) as (plan, workers):
+    with training("apex", "processes", replay_shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(12)]
         with chdir(folder):
             state = plan.state_dict(folder=Path())
@@ -201,7 +201,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, engine: str) -> None:
     """Also on an engine whose actors do not read files."""
     folder, state, infos, steps = saved
-    with training("apex", engine, shards=2, **APEX) as (plan, workers), chdir(folder):
+    with training("apex", engine, replay_shards=2, **APEX) as (plan, workers), chdir(folder):
         plan.load_state_dict(state, folder=Path())
         assert shard_infos(workers) == infos
         report = next(plan)
@@ -212,7 +212,7 @@ def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, eng
 def test_a_state_without_its_files_says_so(saved: Any) -> None:
     _, state, *_ = saved
     with (
-        training("apex", "inline", shards=2, **APEX) as (plan, _),
+        training("apex", "inline", replay_shards=2, **APEX) as (plan, _),
         pytest.raises(StateError, match="which folder"),
     ):
         plan.load_state_dict(state)

@@ -289,7 +289,7 @@ def test_a_file_that_has_moved_is_found_again_if_one_says_where(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.py").write_text(MOVED)
-    sizes = ("--config.environments", "2", "--config.rollout-length", "8", "--config.minibatch-size", "16")
+    sizes = ("--config.num_envs", "2", "--config.rollout-length", "8", "--config.minibatch-size", "16")
     options = (*sizes, "--config.hidden", "4", "--config.epochs", "1", "--steps", "16", "--quiet")
     main(["train", "ppo", "--env", "here.py:Mine", *options, "--out", "run"])
     Path("here.py").rename("there.py")
@@ -391,7 +391,7 @@ def test_ones_own_environment_with_options(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
     options = ("--env", "mine.py:MyEnv", "--env-kwargs", "pay=3", "name=me", "--workers", "1")
-    sizes = ("--steps", "1e1", "--config.environments=2", "--config.rollout_length", "5")
+    sizes = ("--steps", "1e1", "--config.num_envs=2", "--config.rollout_length", "5")
     more = ("--config.minibatch-size", "1_0", "--config.hidden", "8", "8", "--quiet")
     main(["train", "ppo", *options, *sizes, *more])
     main(["evaluate", "runs/ppo-MyEnv-0", "--episodes", "2", "--json"])
@@ -435,10 +435,10 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("evaluate nowhere", "nowhere is not a run folder: it does not exist; give the output folder"),
         ("graph pop", "did you mean 'ppo'?"),
         ("graph ppo --workers -1", "workers=-1: must be an integer >= 0"),
-        ("graph ppo --config.environments 0", "environments=0: must be an integer >= 1"),
+        ("graph ppo --config.num_envs 0", "num_envs=0: must be an integer >= 1"),
         (
-            "train ppo --env CartPole-v1 --steps 1 --config.environments 0",
-            "environments=0: must be an integer",
+            "train ppo --env CartPole-v1 --steps 1 --config.num_envs 0",
+            "num_envs=0: must be an integer",
         ),
         (
             "train ppo --env CartPole-v1 --steps 1 --config.hidden -3",
@@ -483,8 +483,8 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("train ppo --env A-v0 --steps many", "steps='many': must be an integer >= 1"),
         ("train ppo --env A-v0 --steps=1.5", "steps='1.5': must be an integer >= 1"),
         (
-            "train ppo --env A-v0 --steps 1 --config.discount much",
-            "config discount='much': must be a number between 0 and 1",
+            "train ppo --env A-v0 --steps 1 --config.gamma much",
+            "config gamma='much': must be a number between 0 and 1",
         ),
         (
             "train ppo --env A-v0 --steps 1 --config.hidden 8 b",

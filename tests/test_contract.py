@@ -15,16 +15,16 @@ import pytest
 import rollstream as rs
 from rollstream import flow
 from rollstream.engine import ActorContext
-from rollstream.engine.threads import QueueSink
+from rollstream.engine.sinks import QueueSink
 from rollstream.flow import Context, Provenance
-from rollstream.testing import ChaosEngine, Fail, Pause, ScriptedSource
+from rollstream.testing import Fail, Pause, ScriptedSource, chaos_engine, kill
 
 MakeEngine = Callable[[], rs.Engine]
 
 
 @pytest.fixture(params=["inline", "threads", "chaos", "processes", "ray"])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    return lambda: ChaosEngine(7) if request.param == "chaos" else rs.engine(request.param)
+    return lambda: chaos_engine(7) if request.param == "chaos" else rs.engine(request.param)
 
 
 @pytest.fixture
@@ -291,13 +291,14 @@ def test_5_a_failed_message_nobody_awaits_surfaces(make_engine: MakeEngine) -> N
                 pass
 
 
+@pytest.mark.parametrize("make_engine", ["chaos", "processes", "ray"], indirect=True)
 def test_5_sticky_messages_are_delivered_again_to_a_restarted_actor(engine: rs.Engine) -> None:
-    [worker] = engine.spawn(Worker)
+    [worker] = engine.spawn(Worker, on_failure="restart")
     plan = flow.from_actors([worker], "sample").gather_async()
     first = next(plan)
     worker.send("set_version", 3, sticky=True)
     worker.send("set_version", 4, sticky=True)
-    worker.restart().result()
+    kill(worker)
     second = next(plan)
     assert (first["version"], second["version"]) == (0, 4)
     assert second["count"] == 1, "a fresh instance"
@@ -595,6 +596,11 @@ def test_7_branches_can_be_iterated_by_hand(engine: rs.Engine) -> None:
     assert list(right) == [2, 3]
     assert list(left) == []
 
+    left, right = scripted(engine, [1, 2, 3]).gather_async().split(2, buffer=4)
+    assert next(left) == 1
+    right.for_each(str).close()
+    assert list(left) == [2, 3], "closing a branch that was not begun stopped the other"
+
 
 def test_7_a_buffer_nobody_empties_is_named(engine: rs.Engine) -> None:
     left, _ = scripted(engine, list(range(9))).gather_async().split(2, buffer=4, name="fork")
@@ -811,15 +817,16 @@ def test_9_overlapping_merges_count_once(engine: rs.Engine) -> None:
     assert [(span.first, span.last) for span in provenance.spans] == [(0, 5)]
 
 
+@pytest.mark.parametrize("make_engine", ["chaos", "processes", "ray"], indirect=True)
 def test_9_streams_and_incarnations_of_one_actor_are_distinct(engine: rs.Engine) -> None:
-    [worker] = engine.spawn(Worker, name="worker")
+    [worker] = engine.spawn(Worker, name="worker", on_failure="restart")
     streams = [flow.from_actors(worker, "sample", name=name).gather_async() for name in ("train", "test")]
     [(_, provenance)] = flow.union(streams).take(4).batch(4).zip_with_source()
     assert (provenance.total("steps"), provenance.sources) == (40, ("worker",))
 
     plan = flow.from_actors(worker, "sample").gather_async().batch(4).zip_with_source()
     next(plan)
-    worker.restart().result()
+    kill(worker)
     assert next(plan)[1].total("steps") == 40
 
 

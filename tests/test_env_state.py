@@ -162,8 +162,8 @@ class SharesTheSpaceOfItsClass(Little):
     [
         (SeesThroughAWindow, r"SeesThroughAWindow\.window changes together with SeesThroughAWindow\.field"),
         (HasTwoGeneratorsOfOneSource, r"Source\.dice changes together with .*Source\._np_random"),
-        (HoldsItself, r"HoldsItself\.loop is a part of itself"),
-        (SharesTheSpaceOfItsClass, r"SharesTheSpaceOfItsClass\.places draws for all environments"),
+        (HoldsItself, r"HoldsItself\.loop contains itself"),
+        (SharesTheSpaceOfItsClass, r"SharesTheSpaceOfItsClass\.places is shared by all environments"),
     ],
 )
 def test_what_would_not_go_on_exactly_is_named(make: Callable[[], Little], reason: str) -> None:

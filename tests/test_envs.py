@@ -29,6 +29,7 @@ from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.spaces import SpaceError, is_image, take
 from rollstream.rl.vector import NativeVector, SyncVector, Vector, actions_for
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
+from rollstream.state_codec import decode_state, encode_state
 from rollstream.training.evaluation import Evaluator
 from rollstream.training.inference import TrainedPolicy
 
@@ -376,7 +377,7 @@ def test_observations_of_every_space_are_recorded_as_shown(kind: str) -> None:
         for t in range(6):
             assert_same(take(batch["observation"], (t, i)), shown[t])
     policy: Any = worker.policy
-    evaluate = jax.jit(policy.evaluate)
+    evaluate = jax.jit(policy.evaluate_actions)
     log_prob, entropy, value = evaluate(worker.weights, batch["observation"], batch["action"])
     assert log_prob.shape == entropy.shape == value.shape == (6, 2)
     assert np.isfinite(value).all()
@@ -774,7 +775,7 @@ def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
     native, sync = (EnvSpec("CartPole-v1", vectorization=how).make(2) for how in ("native", "sync"))
     native.reset([3, 4])
     sync.reset([3, 4])
-    state = native.state_dict()["environment"][0]["state"]["array"]
+    state = native.state_dict()["environment"][0]["state"]
     for one, own in zip(sync._environments, state.T, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
         one.unwrapped.state = tuple(own)
     for _ in range(6):
@@ -795,18 +796,10 @@ def test_cartpole_behaves_the_same_as_vector_and_plain() -> None:
 # State -------------------------------------------------------------------------------------------
 
 
-class ArraysAsLists(json.JSONEncoder):
-    def default(self, o: Any) -> Any:
-        return {"dtype": str(o.dtype), "values": o.tolist()}
-
-
 def through_json(state: Any) -> Any:
-    """Written as JSON and read again, as files of a run are."""
-
-    def arrays(found: dict[str, Any]) -> Any:
-        return np.array(found["values"], found["dtype"]) if found.keys() == {"dtype", "values"} else found
-
-    return json.loads(json.dumps(state, cls=ArraysAsLists), object_hook=arrays)
+    """Written as JSON and arrays and read again, as checkpoints are."""
+    structure, arrays = encode_state(state)
+    return decode_state(json.loads(json.dumps(structure)), arrays)
 
 
 def future(environment: Any, actions: Any, steps: int) -> list[Any]:

@@ -23,14 +23,14 @@ from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evalua
 from rollstream.training.progress import NoDisplay
 from rollstream.training.run import Run
 
-SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
+SMALL = {"num_envs": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 64 steps."""
 
 
 class Still:
     """A policy that always does the same."""
 
-    compiled = False
+    jit = False
 
     def initial_state(self, size: int) -> Any:
         return ()

@@ -16,7 +16,8 @@ from faulty import Deaths, Worker, check_order, kill
 import rollstream as rs
 from rollstream import flow
 from rollstream.engine import ActorContext, ActorDied
-from rollstream.testing import ChaosEngine
+from rollstream.testing import chaos_engine
+from rollstream.testing import kill as kill_actor
 
 KILLED = {"processes": "was killed by SIGKILL", "ray": "died: its worker process was killed or crashed"}
 EXITED = {"processes": "ended with exit code 7", "ray": "died: its worker process was killed or crashed"}
@@ -459,7 +460,7 @@ def test_ctrl_c_ends_everything_with_one_line(name: str) -> None:
 @pytest.mark.parametrize("policy", ["restart", "drop"])
 def test_any_order_of_deaths(policy: Any) -> None:
     for seed in range(200):
-        with ChaosEngine(seed, deaths=0.03) as engine:
+        with chaos_engine(seed, deaths=0.03) as engine:
             workers = engine.spawn(
                 Worker, (10**6,), count=3, on_failure=policy, max_restarts=10**6, name="worker"
             )
@@ -476,14 +477,14 @@ def test_any_order_of_deaths(policy: Any) -> None:
 
 
 def test_a_flow_that_dropped_a_shard_can_be_saved_and_goes_on_without_it() -> None:
-    with ChaosEngine(5) as engine:
+    with chaos_engine(5) as engine:
         workers = engine.spawn(Worker, (20,), count=3, on_failure="drop", name="worker")
         plan = flow.from_actors(workers, "sample").gather_sync()
         before = [next(plan) for _ in range(5)]
-        engine.kill(workers[1])
+        kill_actor(workers[1])
         assert [len(next(plan)) for _ in range(3)] == [2, 2, 2]
         state = plan.state_dict()
-    with ChaosEngine(6) as engine:
+    with chaos_engine(6) as engine:
         workers = engine.spawn(Worker, (20,), count=3, on_failure="drop", name="worker")
         plan = flow.from_actors(workers, "sample").gather_sync()
         plan.load_state_dict(state)
@@ -494,7 +495,7 @@ def test_a_flow_that_dropped_a_shard_can_be_saved_and_goes_on_without_it() -> No
 
 def test_rows_in_any_order_of_deaths() -> None:
     for seed in range(200):
-        with ChaosEngine(seed, deaths=0.05) as engine:
+        with chaos_engine(seed, deaths=0.05) as engine:
             workers = engine.spawn(Worker, count=3, on_failure="restart", max_restarts=10**6)
             plan = flow.from_actors(workers, "sample").gather_sync().take(20)
             rows = list(plan)
@@ -504,7 +505,7 @@ def test_rows_in_any_order_of_deaths() -> None:
 
 def test_a_rate_limiter_keeps_its_ratio_through_deaths() -> None:
     for seed in range(100):
-        with ChaosEngine(seed, deaths=0.05) as engine:
+        with chaos_engine(seed, deaths=0.05) as engine:
             writers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)
             readers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)
             inserts, samples = flow.limit_ratio(

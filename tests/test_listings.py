@@ -12,7 +12,7 @@ import rollstream as rs
 from rollstream import flow
 from rollstream.engine import Actor, ActorContext
 from rollstream.flow import Context, Iter, ParIter, limit_ratio, union_async
-from rollstream.testing import ChaosEngine
+from rollstream.testing import chaos_engine
 
 Rollout = dict[str, Any]
 Gradient = dict[str, Any]
@@ -22,7 +22,7 @@ STEPS = 8
 
 @pytest.fixture(params=["inline", "threads", "chaos", "processes", "ray"])
 def engine(request: pytest.FixtureRequest) -> Iterator[rs.Engine]:
-    with ChaosEngine(3) if request.param == "chaos" else rs.engine(request.param) as opened:
+    with chaos_engine(3) if request.param == "chaos" else rs.engine(request.param) as opened:
         yield opened
 
 
@@ -324,6 +324,6 @@ def test_a_synchronous_listing_is_the_same_on_every_engine(plan: Callable[..., I
             return list(plan(engine.spawn(RolloutActor, count=2)).take(5))
 
     if plan in (a2c, maml):
-        assert outputs(rs.engine("inline")) == outputs(rs.engine("threads")) == outputs(ChaosEngine(1))
+        assert outputs(rs.engine("inline")) == outputs(rs.engine("threads")) == outputs(chaos_engine(1))
     else:
         assert len(outputs(rs.engine("threads"))) == 5

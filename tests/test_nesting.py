@@ -7,7 +7,7 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.testing import ChaosEngine, ScriptedSource
+from rollstream.testing import ScriptedSource, chaos_engine
 
 
 def tree(first: int, name: str) -> Callable[[], Iterator[int]]:
@@ -72,11 +72,11 @@ def test_nested_flows_have_state(position: int) -> None:
 
     with rs.engine("inline") as engine:
         everything = list(plan(engine))
-    with ChaosEngine(1) as engine:
+    with chaos_engine(1) as engine:
         first = plan(engine)
         before = [next(first) for _ in range(position)]
         state = first.state_dict()
-    with ChaosEngine(2) as engine:
+    with chaos_engine(2) as engine:
         second = plan(engine)
         second.load_state_dict(state)
         assert before + list(second) == everything

@@ -8,6 +8,7 @@ import pytest
 import rollstream as rs
 from rollstream import flow
 from rollstream.flow import Iter
+from rollstream.flow.node import END, Node, Pulled
 from rollstream.testing import ScriptedSource, check_operator
 
 
@@ -43,6 +44,38 @@ class Windows:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.last = list(state["last"])
+
+
+class EveryOther(Node):
+    """A new kind of node, all of it: graphs, statistics and snapshots know it by what it says of itself."""
+
+    kind = "every_other"
+    saved = (*Node.saved, "skip")
+
+    def __init__(self, stream: Iter[Any]):
+        super().__init__("every_other", "here", [stream._use("every_other")])
+        self.skip = False
+
+    def pull(self) -> Pulled:
+        while (packet := self.upstreams[0].pull()) is not None and packet is not END:
+            self.skip = not self.skip
+            if self.skip:
+                self.items += 1
+                return packet
+        return packet
+
+
+def test_a_new_kind_of_node_is_one_class() -> None:
+    def operator(stream: Iter[int]) -> Iter[int]:
+        return stream._into(EveryOther(stream))
+
+    check_operator(operator, [1, 2, 3, 4, 5], [1, 3, 5])
+    plan = operator(flow.from_items([1, 2, 3]))
+    assert [(node.name, node.kind, node.place) for node in flow.graph(plan).nodes][1:] == [
+        ("every_other", "every_other", "driver")
+    ]
+    assert list(plan) == [1, 3]
+    assert plan.statistics()["every_other"].items == 2
 
 
 class Chunks:

@@ -18,7 +18,7 @@ from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Merger, Provenance, Span, Tally, merged
 from rollstream.flow.split import Split
 from rollstream.flow.via import Via
-from rollstream.testing import ChaosEngine, ScriptedSource
+from rollstream.testing import ScriptedSource, chaos_engine
 
 # An item is [value, path]: values are unique and ascend within a shard, the path says which branches it took.
 Item = list[Any]
@@ -237,7 +237,7 @@ def watched(plan: flow.Iter[Item]) -> Iterator[Item]:
 @given(spec=streams(asynchronous=True), seed=st.integers(0, 2**32))
 @settings(max_examples=400)
 def test_random_graphs_conserve_items_keep_order_and_respect_bounds(spec: Any, seed: int) -> None:
-    with ChaosEngine(seed) as engine:
+    with chaos_engine(seed) as engine:
         plan, expected = Build(engine).stream(spec)
         outputs = list(watched(plan))
         assert Counter((value, path) for value, path in outputs) == expected
@@ -247,7 +247,7 @@ def test_random_graphs_conserve_items_keep_order_and_respect_bounds(spec: Any, s
 @given(spec=streams(asynchronous=True), seed=st.integers(0, 2**32), stop=st.integers(0, 12))
 @settings(max_examples=400)
 def test_a_snapshot_anywhere_gives_the_same_remaining_items(spec: Any, seed: int, stop: int) -> None:
-    with ChaosEngine(seed) as engine:
+    with chaos_engine(seed) as engine:
         plan, expected = Build(engine).stream(spec)
         before = [item for _, item in zip(range(stop), plan, strict=False)]
         state = json.loads(json.dumps(plan.state_dict()))
@@ -255,7 +255,7 @@ def test_a_snapshot_anywhere_gives_the_same_remaining_items(spec: Any, seed: int
         assert Counter((value, path) for value, path in before + rest) == expected, (
             "a snapshot disturbed the flow"
         )
-    with ChaosEngine(seed + 1) as engine:
+    with chaos_engine(seed + 1) as engine:
         plan, _ = Build(engine).stream(spec)
         plan.load_state_dict(state)
         resumed = list(watched(plan))
@@ -268,7 +268,7 @@ def test_a_snapshot_anywhere_gives_the_same_remaining_items(spec: Any, seed: int
 def test_synchronous_plans_give_identical_outputs_on_every_engine(spec: Any, seed: int, stop: int) -> None:
     results: list[list[Item]] = []
     states: list[Any] = []
-    for make in (rs.engine, lambda: rs.engine("threads"), lambda: ChaosEngine(seed)):
+    for make in (rs.engine, lambda: rs.engine("threads"), lambda: chaos_engine(seed)):
         with make() as engine:
             plan, _ = Build(engine).stream(spec)
             outputs = [item for _, item in zip(range(stop), plan, strict=False)]
@@ -347,14 +347,14 @@ def test_a_thousand_orders_of_events(build: Any) -> None:
     with rs.engine("inline") as engine:
         expected = Counter((value, path) for value, path in build(engine))
     for seed in range(1000):
-        with ChaosEngine(seed) as engine:
+        with chaos_engine(seed) as engine:
             plan = build(engine)
             outputs = [item for _, item in zip(range(seed % 40), watched(plan), strict=False)]
             state = plan.state_dict()
             outputs += list(watched(plan))
             assert Counter((value, path) for value, path in outputs) == expected, f"seed {seed}"
             check_order(outputs)
-        with ChaosEngine(seed) as engine:
+        with chaos_engine(seed) as engine:
             plan = build(engine)
             plan.load_state_dict(state)
             outputs[seed % 40 :] = list(watched(plan))
@@ -412,11 +412,11 @@ def replay(engine: rs.Engine, *, limited: bool) -> tuple[Any, flow.Iter[Any]]:
 def test_coupled_fragments_go_on_where_they_stood(limited: bool) -> None:
     for seed in range(300):
         stop = seed % 25
-        with ChaosEngine(seed) as engine:
+        with chaos_engine(seed) as engine:
             table, plan = replay(engine, limited=limited)
             outputs = [next(plan) for _ in range(stop)]
             state = json.loads(json.dumps(plan.state_dict()))
-        with ChaosEngine(seed + 1) as engine:
+        with chaos_engine(seed + 1) as engine:
             table, plan = replay(engine, limited=limited)
             plan.load_state_dict(state)
             for _ in range(25 - stop):

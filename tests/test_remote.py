@@ -243,7 +243,7 @@ def test_what_cannot_be_pickled_is_named(echo: Actor[Echo]) -> None:
         echo.call("unpicklable").result()
     with pytest.raises(rs.EngineError, match=r"\(its variable '_LOCK'\) is a lock"):
         echo.apply(eval("lambda instance: _LOCK", {"_LOCK": lock, "__name__": "__main__"}))
-    with pytest.raises(rs.EngineError, match=r"argument 1 of Echo.same: an engine .* does not travel; open"):
+    with pytest.raises(rs.EngineError, match=r"argument 1 of Echo.same: an engine .* cannot be sent; open"):
         echo.call("same", echo.engine)
     with rs.engine("inline") as other:
         [foreign] = other.spawn(Echo)

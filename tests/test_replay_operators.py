@@ -1,8 +1,6 @@
 """What is remembered is what happened, and samples come when they may, on every engine and after a death."""
 
 import math
-import os
-import signal
 import threading
 from dataclasses import replace
 from functools import partial
@@ -48,6 +46,7 @@ from rollstream.rl.replay_operators import (
 from rollstream.rl.rollout import Rollout, keep_rollout
 from rollstream.rl.vector import NativeVector, SyncVector
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
+from rollstream.testing import kill
 
 ENGINES = ["inline", "threads", "processes"]
 MODES = {
@@ -236,16 +235,16 @@ def test_the_same_seed_and_number_draw_the_same() -> None:
     assert len({tuple(drawn(number, seed)) for number in (0, 1) for seed in (1, 2)}) == 4
 
 
-def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> None:
+def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> None:
     buffer = buffer_of(priority_exponent=1.0, batch_size=4000)
     buffer.insert(chunk(np.arange(10)))
     samples = buffer.sample()
     assert samples is not None
     keys, first = np.unique(samples.keys, return_index=True)
     value = samples.columns["reward"][first, 0]
-    surprise = np.where(value == 3, 9.0, 1.0)
-    surprise[value == 5] = 0
-    report = {"surprise": (keys, surprise), "train/loss": 1.0}
+    td_error = np.where(value == 3, 9.0, 1.0)
+    td_error[value == 5] = 0
+    report = {"td_error": (keys, td_error), "train/loss": 1.0}
     context = Context("update", ("buffer", "sample", 0), None, {})
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()
@@ -256,7 +255,7 @@ def test_surprising_items_come_more_often_and_those_that_are_not_come_too() -> N
     probabilities = again.columns["relative_probability"] * again.min_probability
     np.testing.assert_allclose(probabilities[again.columns["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
     assert buffer.table.sampler.total_weight == pytest.approx(17, abs=1e-4)
-    assert buffer.table.sampler.total_weight > 17  # what surprised nobody has a chance
+    assert buffer.table.sampler.total_weight > 17  # an item without any error has a chance
 
 
 def test_targets_are_renewed_every_so_many_updates() -> None:
@@ -556,7 +555,7 @@ def test_a_queue_counts_items_not_steps() -> None:
         assert shards.info()[0].size == 0
 
 
-def test_surprises_of_an_earlier_life_are_not_taken_for_those_of_this_one() -> None:
+def test_priorities_of_an_earlier_incarnation_are_ignored() -> None:
     make = partial(buffer_of, priority_exponent=1.0)
     shards = [
         ReplayShard(lambda _: make(), context=ActorContext("replay", 0, 1, restarts)) for restarts in (0, 1)
@@ -615,7 +614,7 @@ def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: in
         has_jax = eval("lambda _: 'jax' in __import__('sys').modules")  # by value: without this module
         assert not any(actor.apply(has_jax).result() for actor in actors)
         assert report["replay/lost"] == 0
-        os.kill(actors[0].mailbox.process.pid, signal.SIGKILL)
+        kill(actors[0])
         while not workers.engine.events:
             threading.Event().wait(0.001)
         updates = workers.learner.version
@@ -654,7 +653,7 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
     with training("apex", "processes", environment, **settings) as (plan, workers):
         report = list(islice(plan, 25))[-1]
         if way == "killed worker":
-            os.kill(workers.actors[0].mailbox.process.pid, signal.SIGKILL)
+            kill(workers.actors[0])
             while not workers.engine.events:
                 threading.Event().wait(0.001)
             report = list(islice(plan, 25))[-1]
@@ -672,12 +671,12 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
 
 def test_what_a_shard_had_is_lost_once() -> None:
     """However many empty answers it gives before it has something again, and the other goes on meanwhile."""
-    with training("apex", "inline", replay_shards=2, **APEX) as (plan, workers):
+    with training("apex", "processes", replay_shards=2, **APEX) as (plan, workers):
         reports = [next(plan) for _ in range(20)]
         assert {report.get("replay/lost", 0) for report in reports} == {0}
         shards = [workers.engine.actors[f"replay[{number}]"] for number in range(2)]
         had = shards[1].call("info").result()
-        shards[1].restart().result()
+        kill(shards[1])
         reports = [next(plan) for _ in range(20)]
         lost = {report["replay/lost"] for report in reports} - {0}
         assert len(lost) == 1
@@ -688,12 +687,12 @@ def test_what_a_shard_had_is_lost_once() -> None:
 
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:
     """It has nothing to sample from, and is told nothing before it is sampled from."""
-    with training("apex", "inline", **APEX) as (plan, workers):
+    with training("apex", "processes", **APEX) as (plan, workers):
         versions = []
 
         def renewed() -> None:
             if workers.learner.version in (11, 14, 15, 18):
-                workers.engine.restart(workers.engine.actors["replay"])
+                kill(workers.engine.actors["replay"])
             versions.append(workers.learner.version)
 
         workers.learner.update_target = renewed

@@ -1,4 +1,4 @@
-"""Every selector against a plain list, and random ones against the probabilities they state."""
+"""Selectors against a list model, and their sampling frequencies against their probabilities."""
 
 import importlib.util
 import json
@@ -27,8 +27,8 @@ from rollstream.replay import (
 MAKERS = {
     "uniform": Uniform,
     "prioritized": lambda: Prioritized(0.6),
-    "prioritized, as they are": lambda: Prioritized(1.0),
-    "prioritized, all alike": lambda: Prioritized(0.0),
+    "prioritized, exponent 1": lambda: Prioritized(1.0),
+    "prioritized, exponent 0": lambda: Prioritized(0.0),
     "fifo": Fifo,
     "lifo": Lifo,
     "min heap": MinHeap,
@@ -38,22 +38,22 @@ every_selector = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 SLOTS = 12
 
 
-class Listed:
-    """What a selector is told, as a list of items: slot, priority, and when it was inserted and updated."""
+class ListModel:
+    """A model of a selector: for each slot, its priority and when it was inserted and updated."""
 
     def __init__(self) -> None:
         self.items: dict[int, list[float]] = {}
-        self.turn = 0
+        self.clock = 0
 
     def insert(self, slots: Any, priorities: Any) -> None:
         for slot, priority in zip(slots, priorities, strict=True):
-            self.items[slot] = [priority, self.turn, self.turn]
-            self.turn += 1
+            self.items[slot] = [priority, self.clock, self.clock]
+            self.clock += 1
 
     def update(self, slots: Any, priorities: Any) -> None:
         for slot, priority in zip(slots, priorities, strict=True):
-            self.items[slot][0], self.items[slot][2] = priority, self.turn
-            self.turn += 1
+            self.items[slot][0], self.items[slot][2] = priority, self.clock
+            self.clock += 1
 
     def remove(self, slots: Any) -> None:
         for slot in slots:
@@ -64,7 +64,7 @@ class Listed:
         self.insert(slots, priorities)
 
     def order(self, selector: Selector) -> list[int]:
-        """Slots in the order a ranking selects them."""
+        """Slots in the order of an ordered selector."""
         keys: Any = {
             Fifo: lambda slot: self.items[slot][1],
             Lifo: lambda slot: -self.items[slot][1],
@@ -74,7 +74,7 @@ class Listed:
         return sorted(self.items, key=keys[type(selector)])
 
     def probabilities(self, selector: Selector) -> dict[int, float]:
-        """Of each slot."""
+        """The probability of each slot."""
         if isinstance(selector, OrderedSelector):
             return dict.fromkeys(self.items, 0.0) | {self.order(selector)[0]: 1.0}
         weights = dict.fromkeys(self.items, 1.0)
@@ -92,11 +92,11 @@ priorities = st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-3, 1e3))
 @every_selector
 @given(data=st.data())
 @settings(max_examples=50)
-def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None:
-    """Through any inserts, updates, removals and saves."""
+def test_selector_matches_a_list_model(make: Any, data: st.DataObject) -> None:
+    """After any inserts, updates, removals and restores."""
     selector: Selector = make()
     selector.reset(SLOTS)
-    model = Listed()
+    model = ListModel()
     for _ in range(data.draw(st.integers(1, 12))):
         kind = data.draw(st.sampled_from(["insert", "insert", "update", "remove", "replace", "save"]))
         if kind == "insert":
@@ -117,21 +117,21 @@ def test_a_selector_does_as_a_list_would(make: Any, data: st.DataObject) -> None
             given = data.draw(st.lists(priorities, min_size=len(slots), max_size=len(slots)))
             getattr(selector, kind)(np.array(slots, np.int64), np.array(given, np.float64))
             getattr(model, kind)(slots, given)
-        assert_alike(selector, model)
+        assert_matches(selector, model)
 
 
-def assert_alike(selector: Selector, model: Listed) -> None:
+def assert_matches(selector: Selector, model: ListModel) -> None:
     assert selector.size == len(model.items)
     if not model.items:
         return
-    chances = model.probabilities(selector)
+    probabilities_by_slot = model.probabilities(selector)
     uniforms = np.random.default_rng(selector.size).random(40)
     uniforms[:2] = 0.0, np.nextafter(1.0, 0.0)
     slots, stated = selector.select(uniforms)
-    assert all(chances[slot] > 0 for slot in slots.tolist())
-    np.testing.assert_allclose(stated, [chances[slot] for slot in slots.tolist()], rtol=1e-9)
+    assert all(probabilities_by_slot[slot] > 0 for slot in slots.tolist())
+    np.testing.assert_allclose(stated, [probabilities_by_slot[slot] for slot in slots.tolist()], rtol=1e-9)
     one_by_one = [int(selector.select(np.array([u]))[0][0]) for u in uniforms[:5]]
-    assert one_by_one == slots[:5].tolist(), "several at once are as many in a row"
+    assert one_by_one == slots[:5].tolist(), "selecting several at once equals selecting one by one"
     if isinstance(selector, OrderedSelector):
         for count in (1, 2, SLOTS):
             assert selector.peek(count).tolist() == model.order(selector)[:count]
@@ -139,7 +139,7 @@ def assert_alike(selector: Selector, model: Listed) -> None:
 
 @pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(0.7)], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("slots", [5, 17, 5_000, 200_000])
-def test_random_selectors_keep_to_their_probabilities(make: Any, slots: int) -> None:
+def test_random_selectors_match_their_probabilities(make: Any, slots: int) -> None:
     """Chi-square of 200,000 draws over 20 groups of items, after some were removed and updated."""
     generator = np.random.default_rng(3)
     selector: Selector = make()
@@ -173,10 +173,10 @@ def chi_square(counts: Any, expected: Any) -> float:
     uniforms=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
     seed=st.integers(0, 100),
 )
-def test_rounding_never_selects_what_is_not_there(
+def test_rounding_never_selects_a_missing_item(
     exponents: list[int], uniforms: list[float], seed: int
 ) -> None:
-    """With weights of any size next to each other, and zeros and removed items between them."""
+    """With weights of any magnitude side by side, and zeros and removed items between them."""
     generator = np.random.default_rng(seed)
     slots = 16 * 4096 + 5  # three levels
     selector = Prioritized(1.0)
@@ -191,15 +191,15 @@ def test_rounding_never_selects_what_is_not_there(
     assert (stated > 0).all()
     selector.remove(chosen[:third])
     drawn, stated = selector.select(np.array(uniforms))
-    assert set(drawn.tolist()) <= set(chosen[third : 2 * third].tolist()), "all that is left has priority 0"
+    assert set(drawn.tolist()) <= set(chosen[third : 2 * third].tolist()), "all items left have priority 0"
     assert (stated == 1 / third).all()
 
 
 def test_sums_do_not_drift() -> None:
-    """After many updates they are those of a tree built at once."""
+    """After many updates they equal those of a tree built at once."""
     generator = np.random.default_rng(0)
-    selector, anew = Prioritized(0.5), Prioritized(0.5)
-    for one in (selector, anew):
+    selector, fresh = Prioritized(0.5), Prioritized(0.5)
+    for one in (selector, fresh):
         one.reset(70_000)
     slots = np.arange(70_000)
     selector.insert(slots, generator.random(70_000) * 1e9)
@@ -209,13 +209,13 @@ def test_sums_do_not_drift() -> None:
     final = generator.random(70_000)
     for part in np.array_split(generator.permutation(slots), 50):
         selector.update(part, final[part])
-    anew.insert(slots, final)
-    assert selector.total_weight == anew.total_weight
+    fresh.insert(slots, final)
+    assert selector.total_weight == fresh.total_weight
     uniforms = generator.random(1000)
-    np.testing.assert_array_equal(selector.select(uniforms)[0], anew.select(uniforms)[0])
+    np.testing.assert_array_equal(selector.select(uniforms)[0], fresh.select(uniforms)[0])
 
 
-def test_of_equal_priorities_the_one_that_waited_longest() -> None:
+def test_heaps_break_ties_by_age() -> None:
     for make in (MinHeap, MaxHeap):
         selector = make()
         selector.reset(4)
@@ -226,8 +226,7 @@ def test_of_equal_priorities_the_one_that_waited_longest() -> None:
 
 
 @pytest.mark.parametrize("make", [Fifo, Lifo, MinHeap], ids=["fifo", "lifo", "heap"])
-def test_a_ranking_is_tidied_up(make: Any) -> None:
-    """What it keeps of removed items is bounded."""
+def test_memory_of_removed_items_is_bounded(make: Any) -> None:
     selector = make()
     selector.reset(10)
     selector.insert(np.arange(5), np.ones(5))
@@ -242,7 +241,7 @@ def test_a_ranking_is_tidied_up(make: Any) -> None:
     assert sorted(selector.peek(10).tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_weights_are_those_of_the_paper() -> None:
+def test_importance_weights_match_the_paper() -> None:
     probabilities = np.array([0.1, 0.4, 0.2])
     for beta in (0.0, 0.4, 1.0):
         plain = (10 * probabilities) ** -beta
@@ -253,21 +252,21 @@ def test_weights_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(importance_weights(relative * 3, 1.0, 1.0), [1 / 3, 1 / 6, 1 / 12])
 
 
-def test_a_negative_exponent_is_refused() -> None:
+def test_negative_priority_exponent_is_rejected() -> None:
     with pytest.raises(ReplayError, match="priority_exponent is -1; set it to 0 or more"):
         Prioritized(-1)
 
 
 IN_CPPRB = """
 import cpprb, json, numpy as np, sys
-asked = json.load(sys.stdin)
-size = len(asked["priorities"])
+request = json.load(sys.stdin)
+size = len(request["priorities"])
 columns = {"index": {"dtype": np.int64}}
-buffer = cpprb.PrioritizedReplayBuffer(size, columns, alpha=asked["alpha"], eps=0.0)
-buffer.add(index=np.arange(size), priorities=np.array(asked["priorities"]))
+buffer = cpprb.PrioritizedReplayBuffer(size, columns, alpha=request["alpha"], eps=0.0)
+buffer.add(index=np.arange(size), priorities=np.array(request["priorities"]))
 slots, weights = [], []
 for _ in range(100):
-    batch = buffer.sample(3000, beta=asked["beta"])  # the next one is written into the same arrays
+    batch = buffer.sample(3000, beta=request["beta"])  # the next one is written into the same arrays
     slots.append(batch["index"].ravel().tolist())
     weights.append(batch["weights"].tolist())
 print(json.dumps([slots, weights]))
@@ -276,16 +275,16 @@ print(json.dumps([slots, weights]))
 
 @pytest.mark.skipif(importlib.util.find_spec("cpprb") is None, reason="cpprb is not installed")
 def test_cpprb_agrees() -> None:
-    """Its segment tree samples with the same frequencies and weighs in the same proportions.
+    """cpprb samples with the same frequencies, and its importance weights are proportional to ours.
 
-    It runs in a process of its own, since it keeps shared memory for as long as that lives.
+    It runs in its own process, since it keeps shared memory until the process ends.
     """
     generator = np.random.default_rng(1)
     size, alpha, beta = 300, 0.6, 0.4
     given = generator.random(size) + 0.05
-    asked = json.dumps({"priorities": given.tolist(), "alpha": alpha, "beta": beta})
+    request = json.dumps({"priorities": given.tolist(), "alpha": alpha, "beta": beta})
     command = [sys.executable, "-c", IN_CPPRB]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
     batches, weights = (np.array(part) for part in json.loads(done.stdout.splitlines()[-1]))
     ours = Prioritized(alpha)
     ours.reset(size)

@@ -1,4 +1,4 @@
-"""A table against a plain list of items and the limiter's inequalities; what it holds, saves and refuses."""
+"""Tables against a list model; batches, state, rate limiters, and invalid arguments."""
 
 import math
 import subprocess
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from states import same_state
 
 from rollstream.engine.errors import RollstreamError
 from rollstream.replay import (
@@ -57,7 +58,7 @@ def make_table(max_size: int = 5, **options: Any) -> Table:
 
 
 def chain(table: Table, count: int) -> Any:
-    """Rows of one long episode, held for good: whatever items there are, these rows stay."""
+    """Rows of one long episode, with a reference that keeps them."""
     rows = table.storage.allocate(count)
     table.storage.previous[rows] = np.concatenate([rows[:1], rows[:-1]])
     table.storage.step_ids[rows] = np.arange(count)
@@ -68,13 +69,13 @@ def chain(table: Table, count: int) -> Any:
 # The model ----------------------------------------------------------------------------------------
 
 
-class Listed:
-    """A table as a list: one item at a time, nothing clever."""
+class ListModel:
+    """A model of a table: a dict of items, handled one at a time."""
 
     def __init__(self, table: Table):
         self.table = table
         self.items: dict[int, dict[str, Any]] = {}
-        self.inserts = self.samples = self.deletes = self.turn = self.unique = 0
+        self.inserts = self.samples = self.deletes = self.clock = self.unique = 0
 
     def can_insert(self, n: int) -> bool:
         own = self.table.rate_limiter
@@ -88,7 +89,7 @@ class Listed:
         return self.inserts * own.samples_per_insert - self.samples - n >= own.min_diff
 
     def first(self, selector: Any) -> int:
-        """The key a ranking selects."""
+        """The key that an ordered selector selects."""
         orders: Any = {
             Fifo: lambda item: item["inserted"],
             Lifo: lambda item: -item["inserted"],
@@ -106,15 +107,15 @@ class Listed:
         return weights[key] / sum(weights.values())
 
     def insert(self, key: int, row: int, priority: float, present: set[int]) -> None:
-        """Insert, then remove. What a random remover has removed is known by what is left in the end."""
+        """Insert, then remove. `present`, the keys left in the table, tells what a random remover removed."""
         self.items[key] = {
             "row": row,
             "priority": priority,
-            "inserted": self.turn,
-            "touched": self.turn,
+            "inserted": self.clock,
+            "touched": self.clock,
             "times": 0,
         }
-        self.turn += 1
+        self.clock += 1
         self.inserts += 1
         if len(self.items) > self.table.max_size:
             remover = self.table.remover
@@ -128,15 +129,15 @@ class Listed:
 
     def update(self, key: int, priority: float) -> None:
         if key in self.items:
-            self.items[key].update(priority=priority, touched=self.turn)
-            self.turn += 1
+            self.items[key].update(priority=priority, touched=self.clock)
+            self.clock += 1
 
     def delete(self, key: int) -> None:
         if self.items.pop(key, None) is not None:
             self.deletes += 1
 
     def check_sample(self, sample: Sample) -> None:
-        """Each draw is one this list could have given, one after the other."""
+        """Each draw is possible, with its probability, size and counts."""
         limit, sampler = self.table.max_times_sampled, self.table.sampler
         for i, key in enumerate(sample.keys.tolist()):
             item = self.items[key]
@@ -154,8 +155,8 @@ class Listed:
             if item["times"] == limit:
                 self.delete(key)
 
-    def is_sampled_empty(self, n: int) -> bool:
-        """Whether n samples in a row may find too few items on the way."""
+    def may_run_out(self, n: int) -> bool:
+        """Whether n samples in a row may leave too few items on the way."""
         limit = self.table.max_times_sampled
         if not limit:
             return False
@@ -171,8 +172,8 @@ priorities = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.01, 100))
 @pytest.mark.parametrize("sampler", SELECTORS)
 @given(data=st.data())
 @settings(max_examples=12)
-def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataObject) -> None:
-    """Through any inserts, samples, updates, deletes and saves, allowed or refused."""
+def test_table_matches_a_list_model(sampler: str, remover: str, data: st.DataObject) -> None:
+    """After any inserts, samples, updates, deletes and restores, allowed or refused."""
     limiter = data.draw(st.sampled_from([MinSize(1), MinSize(3), SampleToInsertRatio(2, 2, 6), Queue(4)]))
 
     def made() -> Table:
@@ -187,7 +188,7 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
     limit = data.draw(st.sampled_from([0, 1, 2]))
     table = made()
     rows = chain(table, 100)
-    model = Listed(table)
+    model = ListModel(table)
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     keys: list[int] = []
     for _ in range(data.draw(st.integers(5, 25))):
@@ -212,12 +213,12 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
                 model.insert(key, row, priority, present)
         elif kind == "sample":
             count = data.draw(st.integers(1, 6))
-            before = str(table.state_dict()), generator.bit_generator.state["state"]["state"]
+            before = [table.state_dict(), generator.bit_generator.state]
             try:
                 sample = table.sample(count, generator)
             except SampleRefused:
-                assert not model.can_sample(count) or model.is_sampled_empty(count)
-                assert before == (str(table.state_dict()), generator.bit_generator.state["state"]["state"])
+                assert not model.can_sample(count) or model.may_run_out(count)
+                assert same_state([table.state_dict(), generator.bit_generator.state], before)
             else:
                 assert model.can_sample(count)
                 model.check_sample(sample)
@@ -239,15 +240,15 @@ def test_a_table_does_as_a_list_would(sampler: str, remover: str, data: st.DataO
             state = table.state_dict()
             table = model.table = made()
             table.load_state_dict(state)
-            assert str(table.state_dict()) == str(state)
-        assert_alike(table, model)
+            assert same_state(table.state_dict(), state)
+        assert_matches(table, model)
         references = np.ones(100, int)
         for item in model.items.values():
             references[[item["row"], item["row"] + 1]] += 1
         assert table.storage.refcounts[rows].tolist() == references.tolist()
 
 
-def assert_alike(table: Table, model: Listed) -> None:
+def assert_matches(table: Table, model: ListModel) -> None:
     state, info = table.state_dict(), table.info()
     items = dict(
         zip(
@@ -270,8 +271,8 @@ def assert_alike(table: Table, model: Listed) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 @pytest.mark.parametrize("sampler", SELECTORS)
-def test_a_batch_is_as_many_samples_in_a_row(sampler: str, limit: int) -> None:
-    """Drawn with the same random numbers, they are the same, also where items go on the way."""
+def test_a_batch_equals_single_samples_in_a_row(sampler: str, limit: int) -> None:
+    """With the same random numbers, also where items are removed on the way."""
 
     def filled() -> Table:
         table = make_table(40, sampler=SELECTORS[sampler](), max_times_sampled=limit)
@@ -293,14 +294,14 @@ def test_a_batch_is_as_many_samples_in_a_row(sampler: str, limit: int) -> None:
         assert at_once.info() == one_by_one.info()
 
 
-def test_what_goes_on_from_a_saved_state_is_exactly_the_same() -> None:
-    """Everything a table does afterwards, whatever its selectors."""
+def test_a_restored_table_behaves_identically() -> None:
+    """With every pair of selectors."""
     for sampler in SELECTORS.values():
         for remover in SELECTORS.values():
             tables = [make_table(30, sampler=sampler(), remover=remover(), seed=4) for _ in range(2)]
             tables[1].load_state_dict(_busy(tables[0], np.random.default_rng(0)).state_dict())
             after = [_busy(table, np.random.default_rng(1), chained=True) for table in tables]
-            assert str(after[0].state_dict()) == str(after[1].state_dict())
+            assert same_state(after[0].state_dict(), after[1].state_dict())
             samples = [table.sample(20, np.random.default_rng(2)) for table in after]
             np.testing.assert_array_equal(samples[0].keys, samples[1].keys)
             np.testing.assert_array_equal(
@@ -324,8 +325,8 @@ def _busy(table: Table, generator: np.random.Generator, *, chained: bool = False
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_two_half_tables_weigh_as_one_large_table(sampler: str) -> None:
-    """With each drawn from in proportion to its total, also where the shares are very different."""
+def test_two_tables_have_the_importance_weights_of_one_large_table(sampler: str) -> None:
+    """If each is sampled in proportion to its total weight, even if these are very different."""
     given = np.concatenate([np.linspace(0.1, 1, 10), np.linspace(5, 50, 6)])
     whole = make_table(16, sampler=SELECTORS[sampler]())
     halves = [make_table(10, sampler=SELECTORS[sampler]()) for _ in range(2)]
@@ -358,7 +359,7 @@ def test_two_half_tables_weigh_as_one_large_table(sampler: str) -> None:
 # Limiters -----------------------------------------------------------------------------------------
 
 
-def test_a_queue_gives_every_item_once_and_in_order() -> None:
+def test_queue_samples_every_item_once_in_order() -> None:
     table = make_table(10, sampler=Fifo(), remover=Fifo(), rate_limiter=Queue(3), max_times_sampled=1)
     rows = chain(table, 20)
     table.insert(rows[:3], rows[1:4])
@@ -373,7 +374,7 @@ def test_a_queue_gives_every_item_once_and_in_order() -> None:
         table.sample(1, np.random.default_rng(0))
 
 
-def test_a_stack_gives_the_newest_first() -> None:
+def test_stack_samples_the_newest_first() -> None:
     table = make_table(10, sampler=Lifo(), remover=Lifo(), rate_limiter=Stack(3), max_times_sampled=1)
     rows = chain(table, 20)
     table.insert(rows[:3], rows[1:4])
@@ -382,7 +383,7 @@ def test_a_stack_gives_the_newest_first() -> None:
     assert table.sample(3, np.random.default_rng(0)).columns["observation"].tolist() == [4, 3, 0]
 
 
-def test_limiters_are_those_of_reverb() -> None:
+def test_rate_limiters_match_reverb() -> None:
     def numbers(limiter: RateLimiter) -> tuple[float, ...]:
         return limiter.samples_per_insert, limiter.min_size, limiter.min_diff, limiter.max_diff
 
@@ -392,7 +393,7 @@ def test_limiters_are_those_of_reverb() -> None:
     assert numbers(Queue(5)) == numbers(Stack(5)) == (1, 1, 0, 5)
 
 
-def test_limiters_that_would_block_for_good_are_refused() -> None:
+def test_rate_limiters_that_deadlock_are_rejected() -> None:
     with pytest.raises(ReplayError, match="range 396 to 403 is too narrow for 4 samples per insert"):
         SampleToInsertRatio(4, 100, (396, 403))
     SampleToInsertRatio(4, 100, 4)
@@ -412,8 +413,8 @@ def test_limiters_that_would_block_for_good_are_refused() -> None:
 
 
 @given(ratio=st.sampled_from([0.25, 1.0, 3.5]), min_size=st.integers(1, 5), data=st.data())
-def test_the_ratio_is_kept_whoever_is_faster(ratio: float, min_size: int, data: st.DataObject) -> None:
-    """Inserts and samples in any order that is allowed stay within the buffer, and one is always allowed."""
+def test_sample_to_insert_ratio_holds_in_any_order(ratio: float, min_size: int, data: st.DataObject) -> None:
+    """Any allowed order stays within the error buffer, and an insert or a sample is always allowed."""
     buffer = max(1.0, ratio) * data.draw(st.sampled_from([1, 2, 5]))
     limiter = SampleToInsertRatio(ratio, min_size, buffer)
     for insert in data.draw(st.lists(st.booleans(), max_size=60)):
@@ -426,10 +427,10 @@ def test_the_ratio_is_kept_whoever_is_faster(ratio: float, min_size: int, data: 
             assert abs((limiter.inserts - min_size) * ratio - limiter.samples) <= buffer
 
 
-# What a table refuses -----------------------------------------------------------------------------
+# Invalid arguments --------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     table = make_table()
     rows = chain(table, 10)
     with pytest.raises(ReplayError, match=r"1 to 1 consecutive steps .* got lengths 2$"):
@@ -462,7 +463,7 @@ def test_what_cannot_be_is_named() -> None:
         Table(SIGNATURE, {"a": Field("reward", stack=0)}, **only)
 
 
-def test_keys_of_others_are_passed_over() -> None:
+def test_unknown_keys_are_ignored() -> None:
     table = make_table()
     rows = chain(table, 10)
     keys = table.insert(rows[:2], rows[1:3])
@@ -472,8 +473,8 @@ def test_keys_of_others_are_passed_over() -> None:
     assert table.delete(strange) == 0
 
 
-def test_stacks_within_sequences() -> None:
-    """Every step of a sequence with the frames before it, and nothing after its end."""
+def test_frame_stacks_within_sequences() -> None:
+    """Every step is stacked with the frames before it; the padding is zero."""
     fields = {"seen": Field("observation", "steps", stack=2), "reward": Field("reward", "steps")}
     chosen: Any = {"sampler": Fifo(), "remover": Fifo(), "rate_limiter": MinSize(1), "max_times_sampled": 1}
     table = Table(SIGNATURE, fields, max_size=9, max_length=3, **chosen)
@@ -499,7 +500,7 @@ def test_samples_are_copies() -> None:
     assert (table.sample(3, np.random.default_rng(0)).columns["observation"] >= 0).all()
 
 
-def test_bytes_are_those_of_the_rows_in_use() -> None:
+def test_info_reports_the_memory_of_used_rows() -> None:
     signature = {"observation": ArraySpec((84, 84), np.uint8), "reward": ArraySpec((), np.float32)}
     fields = {"observation": Field("observation", stack=4), "next": Field("observation", "next", stack=4)}
     only: Any = {"sampler": Uniform(), "remover": Fifo(), "rate_limiter": MinSize(1)}
@@ -520,6 +521,6 @@ def test_bytes_are_those_of_the_rows_in_use() -> None:
     assert info.row_bytes / (200 * 84 * 84) < 1.1
 
 
-def test_replay_is_numpy_alone() -> None:
+def test_replay_imports_neither_jax_nor_gymnasium() -> None:
     code = "import sys, rollstream.replay; sys.exit(any(m in sys.modules for m in ('jax', 'gymnasium')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

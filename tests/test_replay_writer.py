@@ -1,4 +1,4 @@
-"""Steps and items come out of experience as they should, however it is spread over writes."""
+"""Writers store steps once and complete the right items, however experience is split into writes."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from states import same_state
 
 from rollstream.replay import (
     ArraySpec,
@@ -54,13 +55,13 @@ WINDOWINGS: dict[str, Windowing] = {
     "sequences": Sequences(3),
     "overlapping": Sequences(3, stride=1),
     "overlapping by one": Sequences(3, stride=2),
-    "apart": Sequences(2, stride=4),
+    "with gaps": Sequences(2, stride=4),
     "episodes": Episodes(LENGTH),
 }
 
 
 def make_table(max_size: int = 1000, **options: Any) -> Table:
-    """Gives all its items when it is asked for as many as there are."""
+    """A FIFO table: sampling `table.size` items returns all of them in order."""
     settings: dict[str, Any] = {
         "max_length": LENGTH,
         "sampler": Fifo(),
@@ -82,23 +83,23 @@ def items_of(table: Table) -> Sample:
 
 
 def code(stream: int, episode: int, age: int) -> int:
-    """An observation: no two are the same."""
+    """A unique observation."""
     return 1 + age + 100 * episode + 10_000 * stream
 
 
 @dataclass
 class Experience:
-    """What happened, as a worker tells it, and as it was."""
+    """Experience as arguments of `Writer.write`, and as a list of steps."""
 
     columns: dict[str, Any]
     last: Any
     final: list[tuple[int, int, Any]]
     mask: Any
-    told: list[tuple[int, int, int, int, bool]]
-    """Of each step in order: time, stream, episode, age, and whether the episode ended with it."""
+    steps: list[tuple[int, int, int, int, bool]]
+    """Time, stream, episode, step within the episode, and whether it ends the episode."""
 
     def between(self, start: int, stop: int) -> dict[str, Any]:
-        """A part of it, as arguments to write."""
+        """Arguments of `Writer.write` for a part of it."""
         following = [*self.columns["observation"], self.last]
         return {
             "columns": {name: column[start:stop] for name, column in self.columns.items()},
@@ -108,17 +109,18 @@ class Experience:
         }
 
 
-def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Experience:
-    """What happens with episodes that end where they are told to, `[T, B]`: 1 terminated, 2 truncated.
+def experience(ends: Any, *, next_step: bool = False, all_finals: bool = True) -> Experience:
+    """Experience with the given episode ends, `[T, B]`: 1 for terminated, 2 for truncated.
 
-    With `late` the step after an end is none, and shows the final observation.
+    With `next_step`, environments reset in the step after an end, which shows the final observation. Without
+    `all_finals`, only truncated episodes have final observations.
     """
     ends = np.array(ends)
     shape = ends.shape
     observation, mask = np.zeros(shape, np.int64), np.ones(shape, bool)
     terminated, truncated = np.zeros((2, *shape), bool)
     last = np.zeros(shape[1], np.int64)
-    final, told = [], []
+    final, steps = [], []
     for b in range(shape[1]):
         episode, age, over = 0, 0, False
         for t in range(shape[0]):
@@ -128,13 +130,13 @@ def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Expe
                 episode, age = episode + 1, 0
                 continue
             ended = bool(ends[t, b])
-            told.append((t, b, episode, age, ended))
+            steps.append((t, b, episode, age, ended))
             terminated[t, b], truncated[t, b] = ends[t, b] == 1, ends[t, b] == 2
             age += 1
-            if ended and late:
+            if ended and next_step:
                 over = True
             elif ended:
-                if truncated[t, b] or tells_all:
+                if truncated[t, b] or all_finals:
                     final.append((t, b, np.int64(code(b, episode, age))))
                 episode, age = episode + 1, 0
         last[b] = code(b, episode, age)
@@ -145,15 +147,15 @@ def experience(ends: Any, *, late: bool = False, tells_all: bool = True) -> Expe
         "terminated": terminated,
         "truncated": truncated,
     }
-    return Experience(columns, last, final, mask if late else None, sorted(told))
+    return Experience(columns, last, final, mask if next_step else None, sorted(steps))
 
 
 def expected(
-    windowing: Windowing, told: list[tuple[int, int, int, int, bool]]
+    windowing: Windowing, steps: list[tuple[int, int, int, int, bool]]
 ) -> list[tuple[int, int, int, int]]:
-    """The windows, worked out one step at a time: stream, episode, first age, length."""
+    """The windows, computed one step at a time: stream, episode, first step, length."""
     windows = []
-    for _, stream, episode, age, ended in told:
+    for _, stream, episode, age, ended in steps:
         if isinstance(windowing, Transitions):
             if age + 1 >= windowing.max_length:
                 windows.append((stream, episode, age + 1 - windowing.max_length, windowing.max_length))
@@ -173,12 +175,12 @@ def expected(
 
 
 def stacked(stream: int, episode: int, age: int) -> list[int]:
-    """What a stack of frames shows."""
+    """The expected frame stack."""
     return [code(stream, episode, max(0, age - back)) for back in range(STACK - 1, -1, -1)]
 
 
 def assert_items(sample: Sample, windows: list[tuple[int, int, int, int]], ends: set[Any]) -> None:
-    """The items are these; what is not bootstrapped from may be anything."""
+    """The items have these windows. An unknown final observation may be anything."""
     assert sample.lengths.tolist() == [length for *_, length in windows]
     for i, (stream, episode, age, length) in enumerate(windows):
         codes = [code(stream, episode, age + step) for step in range(length)]
@@ -196,7 +198,7 @@ def assert_items(sample: Sample, windows: list[tuple[int, int, int, int]], ends:
 
 
 def assert_references(table: Table, writer: Writer) -> None:
-    """Counted one by one: what items and streams refer to, and that all else is free."""
+    """Reference counts match items and streams, counted one by one, and all other rows are free."""
     steps = table.storage
     counts: dict[int, int] = {}
     state = table.state_dict()
@@ -236,17 +238,17 @@ def experiences(draw: st.DrawFn) -> Experience:
     )
     way = draw(ways)
     return experience(
-        np.reshape(ends, shape), late=way == "next step", tells_all=way != "same step, some finals"
+        np.reshape(ends, shape), next_step=way == "next step", all_finals=way != "same step, some finals"
     )
 
 
 @pytest.mark.parametrize("windowing", WINDOWINGS.values(), ids=WINDOWINGS)
 @given(happened=experiences(), data=st.data())
 @settings(max_examples=60)
-def test_items_are_the_windows_of_episodes_in_any_chunks(
+def test_items_do_not_depend_on_chunks(
     windowing: Windowing, happened: Experience, data: st.DataObject
 ) -> None:
-    """Rows are shared, counted and freed as they should be after every write."""
+    """They are the windows of episodes, and reference counts are right after every write."""
     total = len(happened.columns["reward"])
     chops = data.draw(st.sets(st.integers(1, total - 1)) if total > 1 else st.just(set()))
     table = make_table()
@@ -257,16 +259,16 @@ def test_items_are_the_windows_of_episodes_in_any_chunks(
             table, writer = reloaded(table, writer)
         writer.write(**happened.between(start, stop))
         assert_references(table, writer)
-    windows = expected(windowing, happened.told)
-    told_ends = {(b, int(seen) // 100 % 100) for _, b, seen in happened.final}
+    windows = expected(windowing, happened.steps)
+    known_finals = {(b, int(seen) // 100 % 100) for _, b, seen in happened.final}
     if happened.mask is not None:
-        told_ends = {(b, episode) for _, b, episode, _, _ in happened.told}
+        known_finals = {(b, episode) for _, b, episode, _, _ in happened.steps}
     assert table.size == len(windows)
     assert table.info().episodes == len({window[:2] for window in windows})
     if windows:
-        assert_items(items_of(table), windows, told_ends)
+        assert_items(items_of(table), windows, known_finals)
     assert_references(table, writer)
-    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only what streams need is left"
+    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only rows of streams are left"
 
 
 def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
@@ -281,17 +283,17 @@ def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
     happened=experiences(), max_size=st.integers(1, 4), windowing=st.sampled_from(list(WINDOWINGS.values()))
 )
 @settings(max_examples=60)
-def test_rows_of_items_that_went_are_free(happened: Experience, max_size: int, windowing: Windowing) -> None:
-    """Also of those that came and went within one write."""
+def test_rows_of_removed_items_are_freed(happened: Experience, max_size: int, windowing: Windowing) -> None:
+    """Also if an item is inserted and removed within one write."""
     table = make_table(max_size)
     writer = Writer(table, windowing)
     for _ in range(3):
         writer.write(**happened.between(0, len(happened.columns["reward"])))
         assert_references(table, writer)
-        assert table.storage.capacity <= 200, "rows are used again"
+        assert table.storage.capacity <= 200, "rows are reused"
     table.delete(table.state_dict()["items"]["keys"])
     assert_references(table, writer)
-    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only what streams need is left"
+    assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only rows of streams are left"
 
 
 def test_a_reset_stream_starts_a_new_episode() -> None:
@@ -317,8 +319,7 @@ def test_a_reset_stream_starts_a_new_episode() -> None:
     assert table.storage.num_used == 0
 
 
-def test_streams_may_be_written_in_turns_and_in_any_order() -> None:
-    """Each goes on where it was."""
+def test_streams_may_be_written_separately_and_in_any_order() -> None:
     whole, parts = make_table(), make_table()
     happened = experience([[0, 2, 0], [0, 0, 1], [2, 0, 0], [0, 0, 2]])
     Writer(whole, Transitions(2)).write(**happened.between(0, 4))
@@ -339,7 +340,7 @@ def test_streams_may_be_written_in_turns_and_in_any_order() -> None:
 
 
 class Counting(gymnasium.Env[Any, Any]):
-    """Shows the number of the step, and ends after some."""
+    """Observes a step counter; episodes have five steps."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -357,8 +358,8 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.array([self.count, 255 - self.count], np.uint8)
 
 
-def test_stacks_are_those_of_gymnasium() -> None:
-    """What a policy behind `FrameStackObservation` has seen is what comes out, from frames stored once."""
+def test_frame_stacks_match_gymnasium() -> None:
+    """Samples are stacked as `FrameStackObservation` does, from frames stored once."""
     stacking = gymnasium.wrappers.FrameStackObservation(Counting(), 4, padding_type="reset")
     plain = Counting()
     signature = {"observation": ArraySpec((2,), np.uint8)}
@@ -396,14 +397,14 @@ def test_stacks_are_those_of_gymnasium() -> None:
 
 
 def test_every_step_is_stored_once() -> None:
-    """Windows that overlap and stacks take no more rows."""
+    """Overlapping windows and frame stacks need no further rows."""
     table = make_table()
     Writer(table, Sequences(3, stride=1)).write(**experience(np.zeros((100, 4))).between(0, 100))
     assert table.size == 4 * 98
     assert table.info().rows == 4 * 101
 
 
-def test_observations_may_be_dicts_of_arrays() -> None:
+def test_observations_may_be_dicts_and_tuples() -> None:
     columns = {
         "observation": {"where": np.arange(6.0).reshape(3, 2, 1), "what": (np.ones((3, 2), np.int8),)},
         "terminated": np.array([[False, False], [True, False], [False, False]]),
@@ -429,7 +430,7 @@ def test_observations_may_be_dicts_of_arrays() -> None:
     assert sample.columns["next"].ravel().tolist() == [2, 3, 44, 5, 6, 7]
 
 
-def test_priorities_come_with_the_last_step_or_are_the_largest_so_far() -> None:
+def test_priorities_belong_to_last_steps_and_default_to_the_maximum() -> None:
     table = make_table(sampler=Uniform(), max_times_sampled=0)
     writer = Writer(table, Transitions(2))
     happened = experience([[0], [0], [2], [0], [0]])
@@ -440,7 +441,7 @@ def test_priorities_come_with_the_last_step_or_are_the_largest_so_far() -> None:
     assert table.state_dict()["items"]["priorities"].tolist() == [7, 3, 3, 7]
 
 
-def test_a_write_that_is_refused_changes_nothing() -> None:
+def test_a_refused_write_changes_nothing() -> None:
     table = Table(
         SIGNATURE,
         FIELDS,
@@ -451,53 +452,53 @@ def test_a_write_that_is_refused_changes_nothing() -> None:
         rate_limiter=SampleToInsertRatio(1, min_size=1, error_buffer=3),
     )
     writer = Writer(table, Transitions(2))
-    happened = experience([[0], [0], [1], [0], [2], [0]], tells_all=False)
+    happened = experience([[0], [0], [1], [0], [2], [0]], all_finals=False)
     writer.write(**happened.between(0, 3))
-    before = str(table.state_dict()), str(writer.state_dict())
+    before = [table.state_dict(), writer.state_dict()]
     with pytest.raises(
         InsertRefused, match="does not allow 2 inserts after 3 inserts, 0 samples and 0 deletes"
     ):
         writer.write(**happened.between(3, 6))
-    assert (str(table.state_dict()), str(writer.state_dict())) == before
+    assert same_state([table.state_dict(), writer.state_dict()], before)
     table.sample(3, np.random.default_rng(0))
     assert len(writer.write(**happened.between(3, 6))) == 2
     assert_references(table, writer)
 
 
-def test_what_cannot_be_written_is_named() -> None:
+def test_invalid_writes_are_rejected() -> None:
     writer = Writer(make_table(), Transitions(1))
     good = experience(np.zeros((2, 1))).between(0, 2)
 
-    def written(changes: dict[str, Any], **more: Any) -> None:
+    def write(changes: dict[str, Any], **more: Any) -> None:
         columns = {**good["columns"], **changes}
         columns = {name: column for name, column in columns.items() if column is not None}
         writer.write(**{**good, "columns": columns, **more})
 
     with pytest.raises(SignatureError, match="column 'reward' is missing; got observation, action"):
-        written({"reward": None})
+        write({"reward": None})
     with pytest.raises(
         SignatureError, match="the table has no column value; its columns are observation, action"
     ):
-        written({"value": np.zeros((2, 1))})
+        write({"value": np.zeros((2, 1))})
     with pytest.raises(SignatureError, match=r"'reward' is float32\[2, 1\]; expected float64\[2, 1\]"):
-        written({"reward": np.zeros((2, 1), np.float32)})
+        write({"reward": np.zeros((2, 1), np.float32)})
     with pytest.raises(SignatureError, match=r"'action' is float32\[2, 1, 3\]; expected float32\[2, 1, 2\]"):
-        written({"action": np.zeros((2, 1, 3), np.float32)})
+        write({"action": np.zeros((2, 1, 3), np.float32)})
     with pytest.raises(SignatureError, match=r"'observation' is int64\[2\]; expected int64\[1\]"):
-        written({}, last_observation=np.zeros(2, np.int64))
+        write({}, last_observation=np.zeros(2, np.int64))
     with pytest.raises(ReplayError, match="must include 'terminated' and 'truncated'"):
-        written({"truncated": None})
+        write({"truncated": None})
     with pytest.raises(ReplayError, match=r"must be \[T, B\], not \[2\] and \[2, 1\]"):
-        written({"terminated": np.zeros(2, bool)})
+        write({"terminated": np.zeros(2, bool)})
     with pytest.raises(ReplayError, match="1 streams, but streams has 2 indices"):
-        written({}, streams=[0, 1])
+        write({}, streams=[0, 1])
     with pytest.raises(ReplayError, match=r"mask has shape \[1, 1\]; expected \[T, B\] = \[2, 1\]"):
-        written({}, mask=np.ones((1, 1), bool))
+        write({}, mask=np.ones((1, 1), bool))
     with pytest.raises(
         ReplayError, match="step 1 of stream 0, which does not end an episode; set terminated"
     ):
-        written({}, final_observations=[(1, 0, np.int64(3))])
-    assert writer.table.storage.num_used == 0, "nothing has begun"
+        write({}, final_observations=[(1, 0, np.int64(3))])
+    assert writer.table.storage.num_used == 0, "no stream has started"
     with pytest.raises(
         ReplayError, match=r"windows have up to 5 steps .* create the table with max_length=5"
     ):
@@ -526,6 +527,6 @@ names = st.text("a/#%0 é", min_size=1, max_size=3)
         max_leaves=6,
     )
 )
-def test_parts_of_observations_keep_their_names_whatever_those_are(parts: Any) -> None:
+def test_flattening_is_invertible_for_any_names(parts: Any) -> None:
     columns = {"observation": parts, "reward": 0}
     assert unflatten_columns(flatten_columns(columns)) == columns

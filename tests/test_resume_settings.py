@@ -19,7 +19,7 @@ from rollstream.training.run import Run
 from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError, read_run_config
 from rollstream.training.video import record_video
 
-SMALL = {"environments": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
+SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 16 steps."""
 
 

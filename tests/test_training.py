@@ -38,7 +38,7 @@ from rollstream.training.run_folder import FolderInUse, RunError, lock_folder
 from rollstream.training.tuned import tuned, tuned_environments
 from rollstream.training.validation import ConfigError
 
-SMALL = {"environments": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
+SMALL = {"num_envs": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 2, "hidden": (8,)}
 """PPO in batches of 64 steps."""
 
 
@@ -168,7 +168,7 @@ def test_what_is_imported_late_is_listed() -> None:
 
 # Resume ------------------------------------------------------------------------------------------
 
-REPLAYED = {"environments": 4, "hidden": (8,), "batch_size": 8, "learning_starts": 64, "report_every": 64}
+REPLAYED = {"num_envs": 4, "hidden": (8,), "batch_size": 8, "learning_starts": 64, "report_every": 64}
 KILLED = """
     import os, signal, sys
     import rollstream as rs
@@ -189,12 +189,13 @@ KILLED = """
         ("ppo", SMALL | {"learning_rate_decay": True, "normalize_observations": True}),
         pytest.param(
             "a2c",
-            {"environments": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1},
+            {"num_envs": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1},
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "dqn",
-            REPLAYED | {"rollout_length": 4, "priority_exponent": 0.6, "n_step": 3, "target_every": 7},
+            REPLAYED
+            | {"rollout_length": 4, "priority_exponent": 0.6, "n_step": 3, "target_update_interval": 7},
             marks=pytest.mark.slow,
         ),
         pytest.param("sac", REPLAYED, marks=pytest.mark.slow),
@@ -219,7 +220,10 @@ def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("dqn", 70), *(pytest.param(*params, marks=pytest.mark.slow) for params in (("dqn", 4), ("sac", 100)))],
+    [
+        ("a2c", 70),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dqn", 4), ("dqn", 70), ("sac", 100))),
+    ],
 )
 def test_a_signal_need_not_wait_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: int
@@ -235,7 +239,9 @@ def test_a_signal_need_not_wait_for_a_report(
                 signal.raise_signal(signal.SIGINT)
 
     usual: Any = {"env": "CartPole-v1", "steps": 180, "seed": 2, "quiet": True, "checkpoint_every": 1000}
-    usual |= {"config": REPLAYED | {"environments": 1, "rollout_length": 4, "report_every": 60}}
+    replayed = REPLAYED | {"num_envs": 1, "rollout_length": 4, "report_every": 60}
+    batches = {"num_envs": 1, "rollout_length": 4, "report_every": 15, "hidden": (8,)}
+    usual |= {"config": batches if name == "a2c" else replayed}
     usual |= {"evaluate_every": 90, "evaluate_episodes": 1}
     straight = rs.train(name, out=tmp_path / "straight", **usual)
     with pytest.raises(KeyboardInterrupt):
@@ -480,7 +486,7 @@ class Lengths(gymnasium.Env[Any, Any]):
 class Constant:
     """A policy that always does the same, and remembers for how long."""
 
-    compiled = True
+    jit = True
 
     def init(self, seed: int) -> dict[str, Any]:
         return {}
@@ -527,7 +533,7 @@ def test_a_return_to_stop_at_ends_the_run_and_the_best_is_kept(tmp_path: Path) -
 class Sum:
     """Acts by the newest frame and the oldest."""
 
-    compiled = False
+    jit = False
 
     def initial_state(self, size: int) -> Any:
         return ()
@@ -581,8 +587,8 @@ def test_tuned_settings_are_used_and_overridden() -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"environments": 0}, r"config environments=0: must be an integer >= 1"),
-        ({"environments": -1}, r"environments=-1: must be an integer >= 1"),
+        ({"num_envs": 0}, r"config num_envs=0: must be an integer >= 1"),
+        ({"num_envs": -1}, r"num_envs=-1: must be an integer >= 1"),
         ({"rollout_length": 0}, r"rollout_length=0: must be an integer >= 1"),
         ({"minibatch_size": 0}, r"minibatch_size=0: must be an integer >= 1"),
         ({"epochs": 2.0}, r"epochs=2.0: must be an integer >= 1"),
@@ -593,7 +599,7 @@ def test_tuned_settings_are_used_and_overridden() -> None:
         ({"learning_rate": -1}, r"learning_rate=-1: must be a number >= 0"),
         ({"learning_rate": "x"}, r"learning_rate='x': must be a number >= 0"),
         ({"learning_rate": math.nan}, r"learning_rate=nan: must be a number >= 0"),
-        ({"discount": 2}, r"discount=2: must be a number between 0 and 1"),
+        ({"gamma": 2}, r"gamma=2: must be a number between 0 and 1"),
         ({"activation": "thanh"}, r"activation='thanh': must be one of 'tanh', 'relu', 'silu'"),
         ({"overlap": 1}, r"overlap=1: must be True or False"),
         (ppo.Config(learning_rate=-1), r"learning_rate=-1: must be a number >= 0"),
@@ -606,20 +612,20 @@ def test_values_that_a_setting_cannot_have(config: Any, text: str) -> None:
 
 @dataclass(frozen=True)
 class OwnConfig(ppo.Config):
-    discount: float = 2.0
+    gamma: float = 2.0
     goal: tuple[float, str] | None = None
     anything: Any = None
 
 
 def test_settings_of_ones_own_have_types_and_no_ranges() -> None:
     own = replace(ALGORITHMS["ppo"], config=OwnConfig)
-    for given in ({"discount": -3}, {"goal": None}, {"anything": object()}):
+    for given in ({"gamma": -3}, {"goal": None}, {"anything": object()}):
         resolve_config(own, "", given)
     assert resolve_config(own, "", {"goal": [1, "x"]}).goal == (1, "x")  # as JSON has it
     with pytest.raises(ConfigError, match=r"goal=\(1, 2\): must be a tuple of a number, a string or None$"):
         resolve_config(own, "", {"goal": (1, 2)})
-    with pytest.raises(ConfigError, match="environments=0"):
-        resolve_config(own, "", {"environments": 0})
+    with pytest.raises(ConfigError, match="num_envs=0"):
+        resolve_config(own, "", {"num_envs": 0})
 
 
 OWN = """
@@ -873,7 +879,7 @@ def tuples() -> Any:
             "ppo",
             {"env": tuples},
             SpaceError,
-            r"ppo cannot be trained on tuples: .* acts in spaces of kind Discrete[^;]*$",
+            r"ppo cannot be trained on tuples: .* supports action spaces of type Discrete[^;]*$",
         ),
         (
             "td3",
@@ -916,7 +922,7 @@ def tuples() -> Any:
         ),
         (
             "dqn",
-            {"config": {"atoms": 51, "value_range": (5.0, -5.0)}},
+            {"config": {"num_atoms": 51, "value_range": (5.0, -5.0)}},
             rs.RollstreamError,
             r"value_range=\(5.0, -5.0\): give the least value first",
         ),

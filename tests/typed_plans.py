@@ -41,7 +41,6 @@ def pairs(batch: Batch) -> list[tuple[int, Batch]]:
 def plans(engine: Engine, actors: Sequence[Actor[Worker]]) -> None:
     assert_type(engine.spawn(Worker, count=2), list[Actor[Worker]])
     assert_type(engine.put(3), Ref[int])
-    assert_type(engine.submit(compute, Batch()), Future[Gradient])
     assert_type(actors[0].call("sample"), Future[Any])
 
     assert_type(flow.from_actors(actors, "sample").for_each(compute), ParIter[Gradient])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 
 PINK = "#e0287d"
 """The colour of asynchronous edges, as in the paper's figures."""

@@ -17,21 +17,20 @@ import importlib
 import inspect
 from typing import Any
 
-from rollstream.engine.actor import Actor, ActorContext
-from rollstream.engine.base import ActorStatistics, Engine, EngineStatistics
+from rollstream.engine.actor import Actor
+from rollstream.engine.engine import Engine
 from rollstream.engine.errors import (
     ActorDied,
     Deadlock,
     EngineClosed,
     EngineError,
-    ReentryError,
     RemoteError,
     RollstreamError,
 )
 from rollstream.engine.future import Deferred, Future, Ref
-from rollstream.engine.inline import InlineEngine
-from rollstream.engine.supervision import ActorEvent
-from rollstream.engine.threads import ThreadsEngine
+from rollstream.engine.options import ActorEvent, ActorStatistics, EngineStatistics, EventCallback
+from rollstream.engine.slot import ActorContext
+from rollstream.engine.transport import Transport
 
 __all__ = [
     "Actor",
@@ -46,37 +45,41 @@ __all__ = [
     "EngineError",
     "EngineStatistics",
     "Future",
-    "InlineEngine",
-    "ReentryError",
     "Ref",
     "RemoteError",
     "RollstreamError",
-    "ThreadsEngine",
+    "Transport",
     "engine",
 ]
 
-_ENGINES = {
-    "inline": ("rollstream.engine.inline", "InlineEngine"),
-    "threads": ("rollstream.engine.threads", "ThreadsEngine"),
-    "processes": ("rollstream.engine.processes", "ProcessesEngine"),
-    "ray": ("rollstream.engine.ray_engine", "RayEngine"),
+_TRANSPORTS = {
+    "inline": ("rollstream.engine.inline", "InlineTransport"),
+    "threads": ("rollstream.engine.threads", "ThreadsTransport"),
+    "processes": ("rollstream.engine.processes", "ProcessesTransport"),
+    "ray": ("rollstream.engine.ray_transport", "RayTransport"),
 }
 
 
-def engine(name: str = "inline", **options: Any) -> Engine:
+def engine(name: str = "inline", *, on_event: EventCallback | None = None, **options: Any) -> Engine:
     """Open an engine by name.
 
     `inline` for debugging and one core, `threads` for work that releases the interpreter lock, `processes`
-    for all cores of one machine, `ray` for a cluster. Options are those of the engine's class.
+    for all cores of one machine, `ray` for a cluster.
+
+    Args:
+        name: the engine.
+        on_event: called with an `ActorEvent` when an actor dies, in whichever thread notices; it must not
+            wait for actors.
+        options: those of the engine's transport (`ProcessesTransport`, `RayTransport`).
     """
-    if name not in _ENGINES:
-        raise EngineError(f"there is no engine {name!r}; choose one of: {', '.join(_ENGINES)}")
-    module, attribute = _ENGINES[name]
-    kind: type[Engine] = getattr(importlib.import_module(module), attribute)
-    known = [option for option in inspect.signature(kind).parameters if option != "self"]
+    if name not in _TRANSPORTS:
+        raise EngineError(f"there is no engine {name!r}; choose one of: {', '.join(_TRANSPORTS)}")
+    module, attribute = _TRANSPORTS[name]
+    kind: type[Transport] = getattr(importlib.import_module(module), attribute)
+    known = list(inspect.signature(kind).parameters)
     for option in options:
         if option not in known:
             raise EngineError(
-                f"engine({name!r}) has no option {option!r}; it has: {', '.join(known) or 'none'}"
+                f"engine({name!r}) has no option {option!r}; it has: {', '.join([*known, 'on_event'])}"
             )
-    return kind(**options)
+    return Engine(kind(**options), on_event=on_event)

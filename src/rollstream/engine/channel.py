@@ -1,65 +1,94 @@
-"""One connection between two processes: frames over a socket, and who has been lent what memory.
+"""One end of a connection between two processes: frames of bytes, and who has been lent what memory.
 
-Only pickled control tuples and descriptions of shared memory go over the socket; a second one, seldom used,
-carries the file descriptors of segments that the peer does not know yet. A block that is sent is *lent*: the
-sender keeps it until the receiver's last view of it dies, and the receiver says so with its next frame. So
-giving memory back costs no message of its own.
+Only pickled control tuples and descriptions of shared memory are in the frames; a port beside them passes the
+file descriptors of segments that the peer does not know yet. A block that is sent is *lent*: the sender keeps
+it until the receiver's last view of it dies, and the receiver says so with its next frame. So giving memory
+back costs no message of its own.
+
+A channel does no input or output itself: it makes bytes, and is fed bytes.
 """
 
 from __future__ import annotations
 
 import pickle
-import select
 import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from rollstream.engine.errors import EngineError
 from rollstream.engine.memory import Lease, Memory, Segment
-from rollstream.engine.wire import Parcel, parcel_of
+from rollstream.engine.serialization import Payload, payload_of
 
 _LENGTH = struct.Struct("<Q")
-_CHUNK = 1 << 17
-SHOW, FORGET = "show", "forget"
+_SHOW, FORGET = "show", "forget"
+
+
+class DescriptorPort(Protocol):
+    """Passes file descriptors to the peer."""
+
+    def send(self, fd: int) -> None:
+        """Pass one on."""
+        ...
+
+    def receive(self) -> int:
+        """Take the next one."""
+        ...
+
+    def close(self) -> None:
+        """No more."""
+        ...
+
+
+class SocketPort:
+    """Passes file descriptors over a Unix socket."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+        self.close = sock.close
+
+    def send(self, fd: int) -> None:
+        """Pass one on; if the peer is gone, the frame that needs it will not arrive either."""
+        with suppress(OSError):
+            socket.send_fds(self._sock, [b"."], [fd])
+
+    def receive(self) -> int:
+        """Take the next one."""
+        _, [fd], _, _ = socket.recv_fds(self._sock, 1, 1)
+        return fd
 
 
 class Channel:
-    """One end. `maps` holds the segments known to this process by key, and may be shared by channels."""
+    """One end of a connection.
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        fds: socket.socket,
-        maps: dict[str, Segment],
-        gone: deque[str] | None = None,
-    ):
-        self.sock = sock
-        self._fds = fds
+    Args:
+        port: passes file descriptors.
+        maps: the segments known to this process by key; channels may share them.
+        gone: receives the keys of the peer's segments that nobody reads any more.
+    """
+
+    def __init__(self, port: DescriptorPort, maps: dict[str, Segment], gone: deque[str] | None = None):
+        self._port = port
         self._gone = gone
-        """Told of segments of the peer that nobody reads any more."""
-        self.maps = maps
+        self._maps = maps
         self.lent: dict[int, Memory] = {}
         """What the peer may still read."""
-        self.returned: deque[int] = deque()
-        """Loans of the peer that are no longer needed here, to be told with the next frame."""
+        self._returned: deque[int] = deque()
+        """Loans of the peer that ended here, to be said with the next frame."""
         self._loans = count()
         self._shown: set[str] = set()
         self._unshown: list[Segment] = []
-        self._chunk = memoryview(bytearray(_CHUNK))  # read into again and again: allocating costs more
         self._input: bytes | bytearray = b""
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
 
     # Out ---------------------------------------------------------------------------------------
 
-    def wrap(self, parcel: Parcel) -> tuple[Any, ...]:
-        """A parcel as plain data; its memory is lent to the peer."""
-        parts = tuple(self.wrap(parcel_of(part)) for part in parcel.parts)
-        memory, described = parcel.memory, None
+    def wrap(self, payload: Payload) -> tuple[Any, ...]:
+        """A payload as plain data; its memory is lent to the peer."""
+        parts = tuple(self.wrap(payload_of(part)) for part in payload.parts)
+        memory, described = payload.memory, None
         if memory is not None:
             segment, loan = memory.segment, next(self._loans)
             self.lent[loan] = memory
@@ -67,16 +96,15 @@ class Channel:
                 self._shown.add(segment.key)
                 self._unshown.append(segment)
             described = (segment.key, memory.offset, memory.size, memory.layout, loan)
-        return parcel.data, described, parts
+        return payload.data, described, parts
 
     def frame(self, kind: str, *fields: Any) -> bytes:
         """Bytes to send."""
-        returned = [self.returned.popleft() for _ in range(len(self.returned))] if self.returned else ()
+        returned = [self._returned.popleft() for _ in range(len(self._returned))] if self._returned else ()
         shown = b""
         for segment in self._unshown:  # the peer has to know a segment before it can read from it
-            with suppress(OSError):  # it is gone, and this frame will not reach it either
-                socket.send_fds(self._fds, [b"."], [segment.fd])
-            shown += _framed((SHOW, (), (segment.key, segment.size)))  # in the order of the descriptors
+            self._port.send(segment.fd)
+            shown += _framed((_SHOW, (), (segment.key, segment.size)))  # in the order of the descriptors
         self._unshown.clear()
         return shown + _framed((kind, returned, fields))
 
@@ -88,19 +116,12 @@ class Channel:
 
     # In ----------------------------------------------------------------------------------------
 
-    def receive(self, timeout: float | None = None) -> bool:
-        """Read what there is, once; false at the end of the connection. `TimeoutError` if nothing comes."""
-        if timeout is not None and not self._readable.poll(timeout * 1000):
-            raise TimeoutError  # the socket's own timeout would be one for those who write, too
-        length = self.sock.recv_into(self._chunk)
+    def feed(self, received: bytes | memoryview) -> list[tuple[str, tuple[Any, ...]]]:
+        """Take bytes that came in; return the frames that are complete now: kind and fields."""
         if self._input:
-            self._input += self._chunk[:length]
+            self._input += received
         else:
-            self._input = bytes(self._chunk[:length])
-        return length > 0
-
-    def frames(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """The frames that have come in whole: kind and fields."""
+            self._input = bytes(received)
         frames, data, position = [], memoryview(self._input), 0
         while len(data) - position >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, position)
@@ -111,13 +132,13 @@ class Channel:
             position = end
             for loan in returned:
                 self.lent.pop(loan, None)
-            if kind == SHOW:
+            if kind == _SHOW:
                 key, size = fields
-                self.maps[key] = self._received(key, size)
+                self._maps[key] = self._receive_segment(key, size)
                 continue
             if kind == FORGET:
                 for key in fields[0]:
-                    self.maps.pop(key, None)
+                    self._maps.pop(key, None)
             frames.append((kind, fields))
         if not position and isinstance(self._input, bytearray):
             return frames  # more of a large frame: it grows in place
@@ -125,37 +146,28 @@ class Channel:
         self._input = bytearray(rest) if len(rest) else b""  # a large frame comes in many pieces
         return frames
 
-    def _received(self, key: str, size: int) -> Segment:
+    def _receive_segment(self, key: str, size: int) -> Segment:
         try:
-            _, [fd], _, _ = socket.recv_fds(self._fds, 1, 1)
-            return Segment(key, fd, size, self._gone)
+            return Segment(key, self._port.receive(), size, self._gone)
         except (OSError, ValueError) as error:
             raise EngineError(
-                f"no shared memory could be mapped: {error}; maybe no descriptor is left (see ulimit -n): "
+                f"no shared memory could be mapped: {error}; file descriptors may have run out (ulimit -n): "
                 f"copy what is kept for long, or give rs.engine('processes', pool_bytes=...) more"
             ) from error
 
-    def drop_input(self) -> None:
-        """Forget what came and cannot be understood."""
-        self._input = b""
-
-    def unwrap(self, wrapped: tuple[Any, ...]) -> Parcel:
-        """A parcel from plain data; its memory is leased."""
+    def unwrap(self, wrapped: tuple[Any, ...]) -> Payload:
+        """A payload from plain data; its memory is leased."""
         data, described, parts = wrapped
         memory = None
         if described is not None:
             key, offset, size, layout, loan = described
-            memory = Lease(self.maps[key], offset, size, layout, loan, self.returned)
-        return Parcel(data, memory, [self.unwrap(part) for part in parts])
-
-    def hang_up(self) -> None:
-        """No more frames."""
-        self.sock.close()
-        self._fds.close()
+            memory = Lease(self._maps[key], offset, size, layout, loan, self._returned)
+        return Payload(data, memory, [self.unwrap(part) for part in parts])
 
     def close(self) -> None:
         """No more frames, and what the peer was lent is free."""
-        self.hang_up()
+        self._port.close()
+        self._input = b""
         self.lent.clear()
 
 

@@ -6,37 +6,33 @@ from __future__ import annotations
 class RollstreamError(Exception):
     """The base of every error Rollstream raises itself."""
 
-    tells_all = False
-    """Whether its text has the traceback already, so that none has to travel beside it."""
+    includes_traceback = False
+    """Whether the text contains the original traceback, so that none has to be attached."""
 
 
 class EngineError(RollstreamError):
     """An engine was asked for something it cannot do."""
 
     def about(self, label: str) -> EngineError:
-        """The same error, of one message."""
+        """The same error, for one message."""
         return type(self)(f"{label}: {self}")
 
 
 class EngineClosed(EngineError):
-    """The engine's scope was left, so its actors are gone."""
-
-
-class ReentryError(EngineError):
-    """An actor was asked to handle a message while it handles another, and waits for itself."""
+    """The engine's scope was left, so its actors have ended."""
 
 
 class ActorDied(EngineError):
-    """An actor has ended by itself: its process was killed, crashed or hung."""
+    """An actor's process was killed, crashed or hung."""
 
     def __init__(self, actor: str, text: str, outcome: str = "raised"):
         super().__init__(actor, text, outcome)
         self.actor = actor
         self.outcome = outcome
-        """What became of it: `raised`, `restarted` or `dropped`."""
+        """What happened next: `raised`, `restarted` or `dropped`."""
 
     def about(self, label: str) -> ActorDied:
-        """The same death, as one message saw it."""
+        """The same death, for one message."""
         return ActorDied(self.actor, f"{label} was lost: {self}", self.outcome)
 
     def __str__(self) -> str:
@@ -44,15 +40,15 @@ class ActorDied(EngineError):
 
 
 class RemoteError(RollstreamError):
-    """Stands for an error of another process that could not travel itself."""
+    """Stands for an error of another process that could not be pickled."""
 
 
 class RemoteTraceback(Exception):
-    """Where an error was raised in another process: the cause of what is raised here."""
+    """Where an error was raised in another process: the cause of the error raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Deadlock(RollstreamError):
-    """Nothing runs and nothing can: whoever waits would wait forever."""
+    """Nothing is running and nothing can run: the wait would never end."""

@@ -1,74 +1,64 @@
-"""What crosses between actors: replies to come, replies held back, and values stored once."""
+"""Replies to come (`Future`), replies held back (`Deferred`), and values stored once (`Ref`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rollstream.engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from rollstream.engine.base import Engine
+from rollstream.engine.sinks import Sink
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Inbox(Protocol):
-    """Where an engine puts finished futures."""
+class Waiter(Protocol):
+    """What a future needs of its engine."""
 
-    def put(self, future: Future[Any], /) -> None:
-        """Add a finished future; may be called from any thread."""
+    def wait(self, futures: Sequence[Any], count: int = 1, timeout: float | None = None) -> Any:
+        """Block until `count` of the futures are done."""
         ...
 
-
-class Sink(Inbox, Protocol):
-    """An inbox on which one thread waits."""
-
-    def wake(self) -> None:
-        """Make `wait` return: the engine went idle, or a message nobody awaits failed."""
-        ...
-
-    def poll(self) -> Future[Any] | None:
-        """Take a future if there is one; never waits."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> Future[Any] | None:
-        """Block until there is a future and take it; `None` when woken or after the timeout."""
+    def open_reply(self, future: Any) -> Any:
+        """The value of a reply, deserialized if it came from another process."""
         ...
 
 
 class Future(Generic[T_co]):
-    """The reply to a message: it arrives later, once, as a value or an error."""
+    """The reply to a message: a value or an error that arrives later."""
 
-    __slots__ = ("done", "engine", "error", "label", "read", "receiver", "reply", "sink", "token", "waiters")
+    __slots__ = (
+        *("dependents", "done", "engine", "error", "label", "read"),
+        *("receiver", "reply", "sink", "token", "waiters"),
+    )
 
     def __init__(
-        self, engine: Engine, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None
+        self, engine: Waiter, label: str, receiver: str = "", sink: Sink | None = None, token: Any = None
     ):
         self.engine = engine
         self.label = label
         self.receiver = receiver
         self.sink = sink
-        """Told when the reply is there; a flow has one for all its requests."""
+        """Where the finished future goes; a flow has one sink for all its requests."""
         self.token = token
-        """Whatever the one who asked wants to find again beside the reply."""
-        self.waiters: tuple[Inbox, ...] = ()
+        """Whatever the requester wants back with the reply."""
+        self.waiters: tuple[Sink, ...] = ()
+        self.dependents: tuple[Any, ...] = ()
+        """Actors with messages held back until this reply is there."""
         self.done = False
         self.read = False
-        """Whether somebody has seen the error, if it came to one."""
+        """Whether somebody has seen the error, if there is one."""
         self.reply: Any = None
-        """What came, as it travelled."""
+        """The reply as it arrived: still serialized if it came from another process."""
         self.error: BaseException | None = None
-        """The error, if it came to one; `result` raises it."""
 
     @property
     def value(self) -> Any:
-        """What came, once `done`."""
-        return self.engine.opened(self) if self.engine.remote else self.reply
+        """The value, once `done`."""
+        return self.engine.open_reply(self)
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the reply; raise what the actor raised, or `TimeoutError`."""
+        """Wait for the reply; raise the actor's error, or `TimeoutError`."""
         if not self.done:
             ready, _ = self.engine.wait([self], timeout=timeout)
             if not ready:
@@ -86,7 +76,7 @@ class Future(Generic[T_co]):
 class Deferred(Generic[T]):
     """A reply held back: return it from a method, complete it from a later one.
 
-    The caller waits; the actor does not, and goes on with its next message.
+    The caller waits for its reply; the actor handles its next message.
 
     >>> class Door:
     ...     def __init__(self):
@@ -138,7 +128,7 @@ class Ref(Generic[T_co]):
         self._value = value
 
     def get(self) -> T_co:
-        """The value itself. Treat it as read-only: every reader shares it."""
+        """The value. Treat it as read-only: every reader shares it."""
         return self._value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ref[T_co]:

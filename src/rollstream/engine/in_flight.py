@@ -1,75 +1,82 @@
-"""The books of an engine: what is under way, what failed unseen, who waits. Plain state under one lock."""
+"""What is in flight on an engine, who waits, and what failed unseen: plain state under one lock."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.errors import EngineClosed, EngineError
-from rollstream.engine.future import Deferred, Future, Inbox, Sink
+from rollstream.engine.future import Deferred, Future
+from rollstream.engine.sinks import Sink
 
 
 class InFlight:
-    """Counts messages, hands replies on, and keeps the failures of messages nobody awaits.
+    """Counts messages, passes replies on, and keeps the failures of messages nobody awaits.
 
-    One lock makes `idle` exact: a reply is in the sinks of those who wait for it before the message stops
-    counting. An engine that delivers messages in another way keeps its books here all the same.
+    One lock makes `idle` exact: a reply is in the sinks of whoever waits for it before its message stops
+    counting.
+
+    Args:
+        on_release: called, outside the lock, with an actor whose held messages may run now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_release: Callable[[Actor[Any]], None]) -> None:
         self.closed = False
         self.failures: list[BaseException] = []
         """Errors of messages without a reply."""
         self.outstanding = 0
         """Messages sent and not yet handled."""
+        self._on_release = on_release
         self._lock = threading.Lock()
         self._watchers: list[Sink] = []
-        self._blocked: dict[Inbox, Actor[Any] | None] = {}
         self._crowded: dict[Sink, tuple[Actor[Any], int]] = {}
         self._held: dict[str, int] = {}
         self._deferred: dict[Message, str] = {}
         self._failed: list[Future[Any]] = []
 
-    def post(self, message: Message, actor: Actor[Any] | None = None) -> None:
-        """A message was sent to an actor, or is a task of nobody's."""
+    def add(self, message: Message, actor: Actor[Any]) -> None:
+        """A message was sent to an actor."""
         with self._lock:
+            message.actor = actor
             message.counted = True
             self.outstanding += 1
-            if actor is not None:
-                message.actor = actor
-                actor.outstanding += 1
+            actor.outstanding += 1
 
     def settle(self, message: Message, value: Any = None, error: BaseException | None = None) -> None:
-        """A message was handled: hand on its reply, or keep its error."""
-        future, told = message.future, None
-        if error is not None and (future is None or future.sink is None):  # a flow says more than this
+        """A message was handled: pass its reply on, or keep its error."""
+        future, notified, dependents = message.future, None, ()
+        if error is not None and (future is None or future.sink is None):  # a flow's error says more
             error.add_note(f"raised while {message.label} was handled")
         with self._lock:
             if message.counted:
                 self._handled(message)
             if future is not None:
                 future.reply, future.error, future.done = value, error, True
-                if (told := future.sink) is not None:
-                    told.put(future)
+                if (notified := future.sink) is not None:
+                    notified.put(future)
                 elif error is not None:
                     self._failed = [*(known for known in self._failed if not known.read), future]
                 for waiter in future.waiters:
                     waiter.put(future)
-                    self._blocked.pop(waiter, None)
+                if dependents := future.dependents:
+                    for actor in dependents:
+                        self._held.pop(actor.name, None)
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
                 self._wake_all()
-            if not self.outstanding or self._blocked or self._held:
-                self._wake_if_idle(told)
+            if not self.outstanding or self._held:
+                self._wake_if_idle(notified)
+        for actor in dependents:
+            self._on_release(actor)
 
     def _handled(self, message: Message) -> None:
         message.counted = False
         self.outstanding -= 1
-        if message.actor is not None:
-            message.actor.outstanding -= 1
+        assert message.actor is not None
+        message.actor.outstanding -= 1
         if self._crowded:
             for sink, (actor, limit) in self._crowded.items():
                 if actor.outstanding < limit:
@@ -92,7 +99,7 @@ class InFlight:
             self._wake_if_idle()
 
     def abandon(self, error: EngineError, receiver: str | None = None) -> None:
-        """Deferred replies, of one actor or all, will not come: tell who waits for them."""
+        """Deferred replies, of one actor or all, will not come: fail their futures."""
         for message, whose in list(self._deferred.items()):
             if receiver in (None, whose):
                 self._settle_late(message, None, error.about(message.label))
@@ -101,46 +108,35 @@ class InFlight:
         if self._deferred.pop(message, None) is not None:  # not abandoned meanwhile
             self.settle(message, value, error)
 
-    # Held back: messages that carry replies still to come --------------------------------------
+    # Messages held back until a reply they carry is there ----------------------------------------
 
-    def follow(self, futures: Sequence[Future[Any]], inbox: Inbox) -> bool:
-        """Whether some futures are pending; then the inbox is given each of them, under the lock."""
+    def hold(self, actor: Actor[Any], futures: Sequence[Future[Any]]) -> bool:
+        """Whether some futures are pending; then `on_release` is called when one of them is done."""
         with self._lock:
             pending = [future for future in futures if not future.done]
             for future in pending:
-                future.waiters += (inbox,)
-        return bool(pending)
+                if actor not in future.dependents:
+                    future.dependents += (actor,)
+            return bool(pending)
 
-    def hold(self, actor: Actor[Any], count: int, futures: Sequence[Future[Any]] = ()) -> None:
-        """So many messages to an actor wait for replies, of which the first needs these: they do not run."""
+    def set_held(self, actor: Actor[Any], count: int, futures: Sequence[Future[Any]]) -> None:
+        """So many messages to an actor wait for these futures: they do not run."""
         with self._lock:
-            self.release(actor)
-            if count and not (futures and all(future.done for future in futures)):
+            if count and not all(future.done for future in futures):
                 self._held[actor.name] = count
                 self._wake_if_idle()
-
-    def release(self, actor: Actor[Any]) -> None:
-        """Messages held back may run now. For an inbox given to `follow`: the lock is held there."""
-        self._held.pop(actor.name, None)
+            else:
+                self._held.pop(actor.name, None)
 
     # Waiting -----------------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Whether nothing runs: no message is left but those of actors that wait."""
+        """Whether nothing runs: no message is left but those held back."""
         with self._lock:
             return self._idle()
 
     def _idle(self) -> bool:
-        if not self._blocked and not self._held:
-            return self.outstanding == 0
-        stuck = {actor.name: actor.outstanding for actor in self._blocked.values() if actor is not None}
-        held = sum(count for name, count in self._held.items() if name not in stuck)
-        return self.outstanding == sum(stuck.values()) + held
-
-    def stuck(self) -> bool:
-        """Whether messages are left, all of actors that wait, and no reply held back could change that."""
-        with self._lock:
-            return self.outstanding > 0 and not self._deferred and self._idle()
+        return self.outstanding == (sum(self._held.values()) if self._held else 0)
 
     def watch(self, sink: Sink) -> None:
         """Wake this sink when the engine goes idle or closes, and when a message nobody awaits fails."""
@@ -150,20 +146,12 @@ class InFlight:
     def unwatch(self, sink: Sink) -> None:
         """Undo `watch`."""
         with self._lock:
-            self._unwatch(sink)
+            self._crowded.pop(sink, None)
+            if sink in self._watchers:
+                self._watchers.remove(sink)
 
-    def _unwatch(self, sink: Sink) -> None:
-        self._crowded.pop(sink, None)
-        if sink in self._watchers:
-            self._watchers.remove(sink)
-
-    def expect(
-        self, futures: Sequence[Future[Any]], count: int, sink: Sink, blocked: Actor[Any] | None
-    ) -> bool:
-        """Whether fewer than `count` futures are done; then the others' replies will come to the sink.
-
-        `blocked` is the actor that waits for them, if one does: nothing sent to it runs meanwhile.
-        """
+    def expect(self, futures: Sequence[Future[Any]], count: int, sink: Sink) -> bool:
+        """Whether fewer than `count` futures are done; then the others' replies will come to the sink."""
         with self._lock:
             if sum(future.done for future in futures) >= count:
                 return False
@@ -171,22 +159,14 @@ class InFlight:
                 self._watchers.append(sink)
                 for future in futures:
                     future.waiters += (sink,)
-            if blocked is not None:
-                self._blocked[sink] = blocked
-                self._wake_if_idle(sink)
-        return True
+            return True
 
-    def block(self, actor: Actor[Any], inbox: Inbox, futures: Sequence[Future[Any]]) -> None:
-        """An actor elsewhere waits for futures whose replies come to the inbox: it does not run meanwhile."""
+    def forget(self, futures: Sequence[Future[Any]], sink: Sink) -> None:
+        """Undo `expect`."""
+        self.unwatch(sink)
         with self._lock:
-            if not any(future.done for future in futures):
-                self._blocked[inbox] = actor
-                self._wake_if_idle()
-
-    def unblock(self, inbox: Inbox) -> None:
-        """Undo `block`: whoever waited is gone."""
-        with self._lock:
-            self._blocked.pop(inbox, None)
+            for future in futures:
+                future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
 
     def crowded(self, actor: Actor[Any], limit: int, sink: Sink) -> bool:
         """Whether `limit` messages wait for an actor; then the sink is woken when there are fewer."""
@@ -195,23 +175,12 @@ class InFlight:
             if actor.outstanding < limit:
                 return False
             self._crowded[sink] = (actor, limit)
-        return True
+            return True
 
-    def forget(self, futures: Sequence[Future[Any]], sink: Sink) -> None:
-        """Undo `expect`."""
-        with self._lock:
-            self._unwatch(sink)
-            self._blocked.pop(sink, None)
-            for future in futures:
-                if not future.done:
-                    future.waiters = tuple(waiter for waiter in future.waiters if waiter is not sink)
-                else:
-                    future.waiters = ()
-
-    def _wake_if_idle(self, told: Sink | None = None) -> None:
+    def _wake_if_idle(self, notified: Sink | None = None) -> None:
         if self._idle():
             for sink in self._watchers:
-                if sink is not told:
+                if sink is not notified:
                     sink.wake()
 
     def _wake_all(self) -> None:
@@ -236,7 +205,7 @@ class InFlight:
             raise failures[0]
 
     def close(self) -> None:
-        """No more messages: wake who waits. Failed calls whose replies nobody read become failures."""
+        """No more messages: wake whoever waits. Failed calls whose replies nobody read become failures."""
         with self._lock:
             self.failures += [future.error for future in self._failed if not future.read and future.error]
             self.closed = True

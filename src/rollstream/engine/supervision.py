@@ -1,66 +1,175 @@
-"""What to do when an actor dies, and what is told of it."""
+"""What an engine does when actors are built, hang and die."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import inf
-from typing import Literal, TypeAlias
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rollstream.engine.errors import EngineError
+from rollstream.engine.actor import Actor, Message
+from rollstream.engine.errors import ActorDied, EngineClosed
+from rollstream.engine.options import ActorEvent
 
-Policy: TypeAlias = Literal["raise", "restart", "drop"]
-POLICIES: tuple[Policy, ...] = ("raise", "restart", "drop")
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnOptions:
-    """On what terms actors are spawned: how their death is met, and what they need of a cluster."""
-
-    on_failure: Policy = "raise"
-    max_restarts: int = 10
-    deadline: float | None = None
-    """Seconds one message may take before the actor counts as hung and is ended."""
-    resources: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.on_failure not in POLICIES:
-            raise EngineError(f"on_failure={self.on_failure!r}: choose one of {', '.join(POLICIES)}")
-        if not isinstance(self.max_restarts, int) or self.max_restarts < 0:
-            raise EngineError(f"max_restarts={self.max_restarts!r}: give a whole number, 0 or more")
-        if self.deadline is not None and not (_is_number(self.deadline) and 0 < self.deadline < inf):
-            raise EngineError(f"deadline={self.deadline!r}: give the seconds one message may take")
-        if not isinstance(self.resources, Mapping):
-            raise EngineError(
-                f"resources={self.resources!r}: give them by name, for example {{'num_cpus': 1}}"
-            )
-        for name, amount in self.resources.items():
-            if not _is_number(amount) or amount < 0:
-                raise EngineError(f"resources={dict(self.resources)}: how much {name} is a number, 0 or more")
+if TYPE_CHECKING:
+    from rollstream.engine.engine import Engine
+    from rollstream.engine.transport import RemoteTransport
 
 
-@dataclass(frozen=True, slots=True)
-class ActorEvent:
-    """An actor died, and what became of it."""
+class Supervisor:
+    """Restarts, drops or raises, as `spawn` was told; no message is forgotten, and each loss is counted."""
 
-    actor: str
-    outcome: Literal["raised", "restarted", "dropped"]
-    reason: str
-    """How it ended: its exit code or signal, or that it hung."""
-    lost: int
-    """Messages that were sent to it and not handled."""
-    restarts: int
-    """How often it has been started again, this time included."""
-    time: float
-    """When, as `time.time` counts."""
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._in_flight = engine.in_flight
 
-    def __str__(self) -> str:
-        lost = f", {self.lost} messages lost" if self.lost else ""
-        return f"{self.actor} {self.reason}: {self.outcome}{lost}"
+    @property
+    def _transport(self) -> RemoteTransport:
+        return self._engine.transport  # pyright: ignore[reportReturnType]
 
+    def built(self, actor: Actor[Any], error: BaseException | None) -> None:
+        """An instance was built, or could not be."""
+        if actor.started is not None:
+            actor.started.put(error)
+            actor.started = None
+        elif error is not None:
+            actor.verdict = f"could not be built again ({type(error).__name__}: {error})"
+            self._transport.kill(actor)
+        elif actor.rebuilding is not None:
+            rebuilding, actor.rebuilding = actor.rebuilding, None
+            self._in_flight.settle(rebuilding)
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Death -------------------------------------------------------------------------------------
 
+    def died(self, actor: Actor[Any], unhandled: list[Message], reason: str, output: str = "") -> None:
+        """An actor's process has ended. `unhandled` are the messages it was sent and had not handled."""
+        reason = actor.verdict or reason
+        rebuilding, actor.rebuilding = actor.rebuilding, None
+        if actor.started is not None:
+            text = f"{actor.name} {reason} while it was built{output}"
+            actor.started.put(ActorDied(actor.name, text))
+            actor.started = None
+        elif actor.stopping or self._engine.closed:
+            self.refuse(unhandled)
+        else:
+            restarted = self._restart(actor, unhandled, reason, output)
+            if rebuilding is not None:
+                self._in_flight.settle(rebuilding)
+            if restarted:
+                return
+        with actor.lock:
+            held = list(actor.held)
+            actor.held.clear()
+        self._in_flight.set_held(actor, 0, ())
+        if actor.gone is not None:
+            self.lose(actor, held, actor.gone)
+        else:
+            self.refuse(held)
+        actor.ended.set()
 
-EventCallback: TypeAlias = Callable[[ActorEvent], None]
+    def _restart(self, actor: Actor[Any], unhandled: list[Message], reason: str, output: str) -> bool:
+        """Whether the actor lives on in a new process."""
+        rebuilding = Message("", (), None, "")
+        self._in_flight.add(rebuilding, actor)  # until it is built again, the engine is not idle
+        first = self._decide(actor, unhandled, reason, output)
+        if first is None:
+            self._in_flight.settle(rebuilding)
+            return False
+        for message in first:
+            if not message.counted:
+                self._in_flight.add(message, actor)
+        actor.rebuilding, actor.verdict = rebuilding, None
+        try:
+            launched = self._transport.launch(actor, first)
+        except Exception as error:
+            text = f"{actor.name} {reason}, and could not be started again: {error}"
+            actor.gone = ActorDied(actor.name, text)
+            self._in_flight.fail(actor.gone)
+            actor.rebuilding = None
+            self.lose(actor, [rebuilding, *first], actor.gone)
+            return False
+        if launched:
+            self._engine.send_held(actor)
+            return True
+        actor.rebuilding = None
+        self.refuse([rebuilding, *first])
+        return False
+
+    def _decide(
+        self, actor: Actor[Any], unhandled: Sequence[Message], reason: str, output: str
+    ) -> list[Message] | None:
+        """The messages that a new instance handles first, or `None` if there will be none.
+
+        Sticky messages are handled again. Of the others, whoever waits for a reply gets `ActorDied`, and all
+        are counted.
+        """
+        options, again = actor.options, None
+        if options.on_failure == "restart" and actor.restarts < options.max_restarts:
+            actor.restarts += 1
+            again = []
+            for message in actor.sticky.values():  # none changes while the actor is down
+                again.append(message if message in unhandled else message.repeated())
+        elif options.on_failure == "restart":
+            reason = f"{reason}, after {options.max_restarts} restarts"
+        outcome = (
+            "restarted" if again is not None else "dropped" if options.on_failure == "drop" else "raised"
+        )
+        lost = [message for message in unhandled if again is None or message not in again]
+        error = ActorDied(actor.name, f"{actor.name} {reason}{output}", outcome)
+        if again is None:
+            actor.gone = error
+        self._engine.report(ActorEvent(actor.name, outcome, reason, len(lost), actor.restarts, time.time()))
+        if outcome == "raised" and not any(message.future for message in lost):
+            self._in_flight.fail(error)
+        self.lose(actor, lost, error)
+        return again
+
+    def lose(self, actor: Actor[Any], messages: Sequence[Message], error: ActorDied) -> None:
+        """Messages that a dead actor did not handle: fail their futures, and those of deferred replies."""
+        actor.lost += sum(1 for message in messages if message.label)
+        for message in messages:
+            if message.future is None:
+                self._in_flight.settle(message)
+                continue
+            message.future.read = error.outcome != "raised"
+            self._in_flight.settle(message, None, error.about(message.label))
+        self._in_flight.abandon(error, actor.name)
+
+    def refuse(self, messages: Iterable[Message]) -> None:
+        """Messages that were not handled because the engine was closed."""
+        for message in messages:
+            error = EngineClosed(f"{message.label}: the engine was closed before it ran")
+            self._in_flight.settle(message, None, error if message.future is not None else None)
+
+    # Deadlines ---------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When the first actor will count as hung, by `time.monotonic`."""
+        return min((deadline for _, _, deadline in self._deadlines()), default=None)
+
+    def kill_hung(self) -> None:
+        """Kill actors whose current message has taken too long; their death is handled like any other."""
+        now = time.monotonic()
+        for actor, message, deadline in self._deadlines():
+            if now >= deadline:
+                actor.verdict = f"hung: {message.label} took longer than {actor.options.deadline:g} s"
+                self._transport.kill(actor)
+
+    def _deadlines(self) -> list[tuple[Actor[Any], Message, float]]:
+        return [
+            (actor, current[0], current[1] + actor.options.deadline)
+            for actor in self._engine.timed_actors
+            if actor.options.deadline is not None
+            and actor.up
+            and actor.rebuilding is None
+            and actor.started is None
+            and actor.verdict is None
+            and (current := self._transport.current(actor)) is not None
+        ]
+
+    def broken(self, error: BaseException) -> None:
+        """Something failed in the engine itself: say so, and leave nobody waiting."""
+        error.add_note("raised in the engine's own thread: this is a defect of rollstream")
+        self._in_flight.fail(error)
+        for actor in list(self._engine.actors.values()):
+            if actor.started is not None:
+                actor.started.put(error)

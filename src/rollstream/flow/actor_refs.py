@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollstream.engine import Actor
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 
 
 def place_of(actors: Sequence[Actor[Any]]) -> str:

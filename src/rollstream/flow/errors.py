@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rollstream.engine import RollstreamError
-from rollstream.engine.actor import cannot_exit
+from rollstream.engine.slot import cannot_exit
 
 _LIBRARY = ("rollstream.flow", "rollstream.engine")
 
@@ -26,7 +26,7 @@ class StateError(RollstreamError):
 class OperatorError(RollstreamError):
     """An operator failed: which, where in the plan it was added, on which shard, and why."""
 
-    tells_all = True
+    includes_traceback = True
 
     def __init__(self, operator: str, location: str, shard: str | None, reason: str, details: str):
         super().__init__(operator, location, shard, reason, details)

@@ -269,7 +269,7 @@ class GatherSync(Gather):
         row = sorted(self.ready, key=itemgetter(0))
         self.ready.clear()
         self.items += 1
-        return [value for _, value, _ in row], RowOrigin(tuple(origin for *_, origin in row))
+        return [value for _, value, _ in row], RowOrigin(tuple([origin for _, _, origin in row]))
 
     def start(self, *, rows: bool = True) -> None:
         """Request one item of every shard, unless a row is under way."""
@@ -278,7 +278,7 @@ class GatherSync(Gather):
         if not self.under_way and self.gate is not None and not self.gate.admit():
             return
         self.under_way = True
-        there = {index for index, *_ in self.ready}
+        there = {index for index, _, _ in self.ready}
         for index, over in enumerate(self.over):
             if not over and index not in there:
                 self._issue(index)

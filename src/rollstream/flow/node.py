@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from rollstream.engine import Actor, Future
-from rollstream.engine.future import Sink
+from rollstream.engine import Actor
+from rollstream.engine.sinks import Sink
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.statistics import NodeStatistics
 from rollstream.flow.trace import Tracer
@@ -78,6 +78,8 @@ class Node(Operator):
     """Items that have come and can be pulled."""
     stages: Any = None
     """The stages it runs, if it can run more of them."""
+    tracer: Tracer | None = None
+    """Records the run, if it is to be traced."""
     flow: Scheduler
     """Set by `open`."""
 
@@ -121,10 +123,6 @@ class Node(Operator):
         """Issue requests, now that the consumer is back; `rows` allows the next row of a `gather_sync`."""
         for upstream in self.upstreams:
             upstream.start(rows=rows)
-
-    def arrived(self, future: Future[Any]) -> None:
-        """Take in the reply to a request."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """Issue no more requests and let go of resources: nobody pulls again."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.engine import Actor, Deadlock, Engine, Future
-from rollstream.engine.base import DRIVER
+from rollstream.engine.actor import DRIVER
 from rollstream.flow import snapshot
 from rollstream.flow.actor_refs import actors_in
 from rollstream.flow.errors import PlanError, StateError
@@ -200,9 +200,8 @@ class Flow:
 
 
 def flow_of(node: Node) -> Flow | None:
-    """The flow that a node, or anything upstream of it, belongs to."""
-    flows = (each.flow for each in ancestors(node) if each.opened)
-    return next((flow for flow in flows if isinstance(flow, Flow)), None)
+    """The flow that a node belongs to, once it has begun."""
+    return node.flow if node.opened and isinstance(node.flow, Flow) else None
 
 
 def name_operators(root: Node) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rollstream.engine import Deferred, EngineError
-from rollstream.engine.actor import ActorSlot, wants_context
+from rollstream.engine.slot import ActorSlot, wants_context
 from rollstream.flow.chain import Chain
 from rollstream.flow.errors import OperatorError, PlanError
 from rollstream.flow.node import END, End, Pulled

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollstream.engine import Actor, ActorDied, Engine, Future
-from rollstream.engine.actor import ActorSlot
+from rollstream.engine.slot import ActorSlot
 from rollstream.flow.errors import StateError
 from rollstream.flow.node import Node
 from rollstream.flow.shard import load_shard_state, shard_state

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rollstream.engine.actor import Actor, wants_context
+from rollstream.engine.actor import Actor
+from rollstream.engine.slot import wants_context
 from rollstream.flow.errors import StateError
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, Tally, provenance_of

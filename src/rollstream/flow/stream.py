@@ -13,7 +13,7 @@ from rollstream.flow.chain import Chain
 from rollstream.flow.checks import checked_actors, name_of, require_operator, require_whole
 from rollstream.flow.errors import PlanError, plan_line
 from rollstream.flow.gather import GatherAsync, GatherSync
-from rollstream.flow.node import Node
+from rollstream.flow.node import Node, ancestors
 from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Provenance
 from rollstream.flow.runtime import Flow, engine_of, flow_of, require_one_engine
@@ -141,7 +141,6 @@ class Iter(_Stream, Generic[T_co]):
         self._node = node
         self._flow: Flow | None = None
         """Set once this stream itself is iterated."""
-        self._tracer: Tracer | None = None
 
     # Operators ---------------------------------------------------------------------------------
 
@@ -247,9 +246,7 @@ class Iter(_Stream, Generic[T_co]):
 
     def _into(self, node: Node) -> Iter[Any]:
         require_one_engine(node)
-        stream: Iter[Any] = Iter(node)
-        stream._tracer = self._tracer
-        return stream
+        return Iter(node)
 
     # Running -----------------------------------------------------------------------------------
 
@@ -288,7 +285,7 @@ class Iter(_Stream, Generic[T_co]):
             raise PlanError("call trace before the first item is requested")
         if not Path(path).parent.is_dir():
             raise PlanError(f"trace({str(path)!r}): there is no such folder; create it first")
-        self._tracer = Tracer(path)
+        self._node.tracer = Tracer(path)
         return self
 
     def state_dict(self, folder: Path | None = None) -> dict[str, Any]:
@@ -314,7 +311,10 @@ class Iter(_Stream, Generic[T_co]):
     def _begin(self) -> Flow:
         if self._flow is None:
             self._consume("iteration")
-            flow = flow_of(self._node) or Flow(engine_of(self._node), self._tracer)
+            nodes = ancestors(self._node)
+            begun = filter(None, map(flow_of, nodes))  # by another branch of a split
+            tracers = [node.tracer for node in nodes if node.tracer is not None]
+            flow = next(begun, None) or Flow(engine_of(self._node), tracers[-1] if tracers else None)
             try:
                 flow.add(self._node)
             except BaseException:

@@ -34,13 +34,14 @@ class Tracer:
 
     def span(self, span: TimeSpan, place: str = "driver") -> None:
         """One operator on one item."""
-        self._add(place, span[0], "operator", span[1], span[2])
+        name, start, end = span
+        self._event("X", place, name, "operator", start, dur=(end - start) * 1e6)
 
     def message(
         self, label: str, sender: str, receiver: str, posted: float, start: float, end: float
     ) -> None:
         """One message: a span on its receiver, an arrow from its sender."""
-        self._add(receiver, label, "message", start, end)
+        self._event("X", receiver, label, "message", start, dur=(end - start) * 1e6)
         self._arrow(label, (sender, posted), (receiver, start))
         self._finished.setdefault((label, receiver), []).append(end)
 
@@ -74,9 +75,6 @@ class Tracer:
             self._written += len(events)
         except OSError as error:  # a run does not fail because its trace does
             self._broken = error
-
-    def _add(self, place: str, name: str, category: str, start: float, end: float) -> None:
-        self._event("X", place, name, category, start, dur=(end - start) * 1e6)
 
     def _arrow(self, name: str, source: tuple[str, float], target: tuple[str, float]) -> None:
         number = next(self._arrows)

@@ -156,7 +156,7 @@ def union(
         require_whole("weights", weight, 1)
     nodes, output = _upstreams("union", iters, output)
     _refuse_coupled(nodes)
-    return _joined(iters, Union(name or "union", plan_line(), nodes, output, weights=weights))
+    return iters[0]._into(Union(name or "union", plan_line(), nodes, output, weights=weights))
 
 
 def union_async(
@@ -167,7 +167,7 @@ def union_async(
     `output` lists the streams whose items are put out; the others run too, and their items end here.
     """
     nodes, output = _upstreams("union_async", iters, output)
-    return _joined(iters, UnionAsync(name or "union_async", plan_line(), nodes, output))
+    return iters[0]._into(UnionAsync(name or "union_async", plan_line(), nodes, output))
 
 
 def _upstreams(
@@ -182,12 +182,6 @@ def _upstreams(
     for stream in iters:
         require_iter(kind, stream)
     return [stream._use(kind) for stream in iters], range(len(iters)) if output is None else output
-
-
-def _joined(iters: Sequence[Iter[Any]], node: Node) -> Iter[Any]:
-    stream = iters[0]._into(node)
-    stream._tracer = next((part._tracer for part in iters if part._tracer is not None), None)
-    return stream
 
 
 def _refuse_coupled(nodes: Sequence[Node]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollstream.engine import Actor, ActorDied, Future
-from rollstream.engine.actor import wants_context
+from rollstream.engine.slot import wants_context
 from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import END, Node, Pulled

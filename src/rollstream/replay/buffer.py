@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.replay.arrays import Array
 from rollstream.replay.episode_boundaries import FinalObservations
 from rollstream.replay.errors import ReplayError, SampleRefused
 from rollstream.replay.fields import Field
@@ -18,8 +19,6 @@ from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.windowing import Transitions, Windowing
 from rollstream.replay.writer import Writer
 from rollstream.state_codec import serializable
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

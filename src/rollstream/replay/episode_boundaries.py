@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollstream.replay.arrays import Array
 from rollstream.replay.errors import ReplayError
 from rollstream.replay.step_storage import STEP_BITS
 
-Array = np.ndarray[Any, Any]
 FinalObservations = Sequence[tuple[int, int, Any]]
 """Time index, stream index and final observation of episodes whose next row starts another episode."""
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rollstream.replay.arrays import Array
 from rollstream.replay.errors import SignatureError
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import Rows, StepStorage
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

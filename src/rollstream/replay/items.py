@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollstream.replay.arrays import Array
 from rollstream.replay.selectors import Slots
 from rollstream.replay.step_storage import Rows
-
-Array = np.ndarray[Any, Any]
 
 
 class NewItems(NamedTuple):

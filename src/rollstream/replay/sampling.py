@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.items import Items
 from rollstream.replay.selectors import OrderedSelector, Selector, Slots
 from rollstream.replay.step_storage import ONE
-
-Array = np.ndarray[Any, Any]
 
 
 class Sample(NamedTuple):
@@ -63,7 +62,7 @@ def draw_items(
     else:
         uniforms = generator.random(count)
     slots, probabilities = sampler.select(uniforms)
-    return Draws(slots, probabilities, _count_samples(items, slots), np.full(count, items.size))
+    return Draws(slots, probabilities, _count_samples(items, slots), filled(count, items.size, np.int64))
 
 
 def _draw_in_order(
@@ -109,7 +108,7 @@ def _draw_with_limit(
         stop = _first_exhausted(items, slots, max_times_sampled)
         slots, probabilities = slots[:stop], probabilities[:stop]
         times_sampled = _count_samples(items, slots)
-        parts.append(Draws(slots, probabilities, times_sampled, np.full(len(slots), size)))
+        parts.append(Draws(slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
         if times_sampled[-1] == max_times_sampled:
             exhausted.append(slots[-1:])
             sampler.remove(slots[-1:])

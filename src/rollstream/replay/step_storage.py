@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rollstream.replay.arrays import Array
 from rollstream.replay.signature import Signature
 
-Array = np.ndarray[Any, Any]
 Rows: TypeAlias = Array
 """Row indices."""
 
@@ -188,13 +188,6 @@ class StepStorage:
         self.refcounts[:count] = state["refcounts"]
         self.refcounts[count:] = 0
         self._push_free(np.flatnonzero(self.refcounts[:count] == 0))
-
-
-def as_slice(rows: Rows) -> Rows | slice:
-    """Contiguous rows as a slice, which NumPy writes to faster; other rows as they are."""
-    if rows.size > 1 and rows[-1] - rows[0] == rows.size - 1 and (rows[1:] - rows[:-1] == 1).all():
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
 
 
 def _resized(array: Array, rows: int) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollstream.rate_limiter import RateLimiter
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields
 from rollstream.replay.items import Items, NewItems
@@ -16,8 +17,6 @@ from rollstream.replay.sampling import Sample, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class Table:
         """Insert items that are valid and passed `check_insert`."""
         count = len(start)
         if priorities is None:
-            priorities = np.full(count, self.max_priority)
+            priorities = filled(count, self.max_priority)
         else:
             self.max_priority = max(self.max_priority, _max_priority(priorities))
         new = NewItems(start, end, lengths, priorities)
@@ -311,7 +310,7 @@ class Table:
     # Rows --------------------------------------------------------------------------------------
 
     def _lengths(self, start: Rows, end: Rows) -> Array:
-        return np.ones(len(start), np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
+        return filled(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
 
     def _rows(self, start: Rows, end: Rows, lengths: Array) -> Rows:
         """The rows that items refer to."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.errors import ReplayError
-
-Array = np.ndarray[Any, Any]
 
 
 class Windows(NamedTuple):
@@ -61,7 +60,7 @@ class Transitions(Windowing):
         if mask is not None:
             full &= mask
         times, streams = full.nonzero()
-        lengths = np.full(len(times), self.max_length)
+        lengths = filled(len(times), self.max_length, np.int64)
         if ended is None or self.max_length == 1:
             return Windows(times, streams, lengths)
         end_times, end_streams = ended.nonzero()

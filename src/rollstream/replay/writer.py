@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.replay.arrays import Array, as_slice
 from rollstream.replay.episode_boundaries import (
     EpisodeBoundaries,
     FinalObservations,
@@ -14,11 +15,10 @@ from rollstream.replay.episode_boundaries import (
 )
 from rollstream.replay.errors import ReplayError
 from rollstream.replay.signature import check_columns, flatten_columns
-from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows, as_slice
+from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows
 from rollstream.replay.table import Table
 from rollstream.replay.windowing import Windowing
 
-Array = np.ndarray[Any, Any]
 _NONE = np.empty(0, np.int64)
 
 

@@ -1,14 +1,17 @@
-"""The state of environments as plain data, for those that are made of plain data.
+"""Saves and restores the state of environments that consist of plain data.
 
-Many environments are numbers, arrays and a random generator; those are saved and go on where they were.
-Others hold a physics engine or an emulator, whose state is out of reach: they say so, and are begun anew.
+Many environments are numbers, arrays and a random generator: their attributes are saved as they are, and
+`rollstream.state_codec` writes them to disk. Others hold a physics engine or an emulator, whose state cannot
+be reached: they raise `UnknownState`, and start new episodes when a run is resumed.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,30 +20,31 @@ import numpy as np
 from gymnasium.envs import registration
 
 from rollstream.engine import RollstreamError
+from rollstream.state_codec import serializable
 
 _CONSTANT = (registration.EnvSpec, enum.Enum, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-"""What belongs to an environment and does not change with its steps."""
+"""Types of attributes that steps do not change."""
 
 
 class UnknownState(RollstreamError):
-    """An environment whose state cannot be saved."""
+    """The state of an environment cannot be saved."""
 
 
 def saved_environments(environments: Sequence[Any]) -> list[list[dict[str, Any]]]:
-    """Of each environment the attributes, and those of its wrappers, outermost first.
+    """Return the attributes of each environment and its wrappers, outermost first.
 
-    What two attributes share is shared again when it is loaded.
+    Objects that several attributes share are shared again after loading.
     """
-    saving = _Saving()
-    return [[saving.layer(layer) for layer in _layers(one)] for one in environments]
+    encoder = _Encoder()
+    return [[encoder.layer(layer) for layer in _layers(environment)] for environment in environments]
 
 
 def load_environments(environments: Sequence[Any], state: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """Give environments, just made and reset, the attributes of saved ones."""
-    loading = _Loading()
+    """Set the saved attributes of environments that were just made and reset."""
+    decoder = _Decoder()
     for environment, layers in zip(environments, state, strict=True):
         for layer, own in zip(_layers(environment), layers, strict=True):
-            loading.layer(layer, own)
+            decoder.layer(layer, own)
 
 
 def _layers(environment: Any) -> Iterator[Any]:
@@ -52,7 +56,7 @@ def _layers(environment: Any) -> Iterator[Any]:
 
 
 def _spaces(space: gymnasium.Space[Any]) -> Iterator[gymnasium.Space[Any]]:
-    """A space and those in it."""
+    """Yield a space and all spaces in it."""
     yield space
     for value in vars(space).values():
         parts = value.values() if isinstance(value, Mapping) else value
@@ -62,86 +66,116 @@ def _spaces(space: gymnasium.Space[Any]) -> Iterator[gymnasium.Space[Any]]:
 
 
 def _draws(value: Any) -> bool:
-    """Whether there is a random generator in it: a space has one from its first sample on."""
+    """Whether a value has a random generator; a space has one after its first sample."""
     if isinstance(value, gymnasium.Space):
         return any(_draws(part._np_random) for part in _spaces(value))
     return isinstance(value, np.random.Generator)
 
 
-class _Saving:
-    """Makes plain data of values; what JSON does not know is marked.
+@serializable
+@dataclass(frozen=True)
+class Shared:
+    """Refers to a mutable object that was encoded before."""
 
-    What can be changed has a number, in the order in which all of it was seen; where it is seen again, the
-    number is written.
+    index: int
+
+
+@serializable
+@dataclass(frozen=True)
+class GeneratorState:
+    """A `numpy.random.Generator`."""
+
+    bit_generator: str
+    state: dict[str, Any]
+
+
+@serializable
+@dataclass(frozen=True)
+class SpaceGenerators:
+    """The generators of a space and all spaces in it."""
+
+    generators: list[Any]
+
+
+@serializable
+@dataclass(frozen=True)
+class Deque:
+    """A `collections.deque`."""
+
+    items: list[Any]
+    maxlen: int | None
+
+
+class _Encoder:
+    """Copies values; replaces generators, deques and repeated references by the classes above.
+
+    Mutable objects are numbered in the order in which their encoding ends; a repeated one is encoded as its
+    number.
     """
 
     def __init__(self) -> None:
         self._path = ""
         self._seen: dict[int, tuple[Any, int | None]] = {}
-        """Values and their numbers by identity; the number is given when all parts have theirs."""
+        """Objects and their numbers by identity; the number is `None` while an object is being encoded."""
         self._count = 0
-        self._owned: dict[int, list[tuple[Any, str]]] = {}
-        """Arrays or generators by the identity of what is behind them, and where they are."""
+        self._memory: dict[int, list[tuple[Any, str]]] = {}
+        """Arrays and generators by the identity of the memory behind them, and where they are."""
 
     def layer(self, layer: Any) -> dict[str, Any]:
-        """The attributes of an environment or wrapper."""
+        """Encode the attributes of an environment or wrapper."""
         for kind in type(layer).__mro__:
             for name, value in vars(kind).items():
                 if name not in vars(layer) and _draws(value):
-                    raise UnknownState(f"{kind.__name__}.{name} draws for all environments of its class")
+                    raise UnknownState(f"{kind.__name__}.{name} is shared by all environments of its class")
         state: dict[str, Any] = {}
         for name, value in vars(layer).items():
             self._path = f"{type(layer).__name__}.{name}"
             if name == "env" or isinstance(value, _CONSTANT):
                 continue
             if not isinstance(value, gymnasium.Space):
-                state[name] = self._encoded(value)
+                state[name] = self._encode(value)
             elif _draws(value):
-                state[name] = {"space": [self._encoded(part._np_random) for part in _spaces(value)]}
+                state[name] = SpaceGenerators([self._encode(part._np_random) for part in _spaces(value)])
         return state
 
-    def _encoded(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> Any:
         if type(value) in (type(None), bool, int, float, str):
             return value
-        if isinstance(value, np.str_):
-            return str(value)
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return {"scalar": np.asarray(value)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biufSU":
+            return value
         if type(value) is tuple:
-            return {"tuple": [self._encoded(part) for part in value]}
+            return tuple(self._encode(part) for part in value)
         if id(value) in self._seen:
-            number = self._seen[id(value)][1]
-            if number is None:
-                raise UnknownState(f"{self._path} is a part of itself")
-            return {"same": number}
+            index = self._seen[id(value)][1]
+            if index is None:
+                raise UnknownState(f"{self._path} contains itself")
+            return Shared(index)
         self._seen[id(value)] = value, None
-        state = self._changeable(value)
+        encoded = self._encode_mutable(value)
         self._seen[id(value)] = value, self._count
         self._count += 1
-        return state
+        return encoded
 
-    def _changeable(self, value: Any) -> dict[str, Any]:
+    def _encode_mutable(self, value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufSU":
-            self._own(value, _memory(value))
-            if value.dtype.kind in "SU":  # a map of letters, say
-                return {"text": [value.dtype.str, value.astype(str).tolist()]}
-            return {"array": value.copy()}
+            self._require_own_memory(value, _memory(value))
+            return value.copy()
         if isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            self._own(value, bits)
-            return {"generator": [type(bits).__name__, self._encoded(bits.state)]}
+            self._require_own_memory(value, bits)
+            return GeneratorState(type(bits).__name__, copy.deepcopy(dict(bits.state)))
         if type(value) is deque:
-            return {"deque": [self._encoded(part) for part in value], "limit": value.maxlen}
+            return Deque([self._encode(part) for part in value], value.maxlen)
         if type(value) is list:
-            return {"list": [self._encoded(part) for part in value]}
+            return [self._encode(part) for part in value]
         if type(value) is dict:
-            return {"dict": [[self._encoded(key), self._encoded(part)] for key, part in value.items()]}
+            return {self._encode(key): self._encode(part) for key, part in value.items()}
         kind = type(value)
         raise UnknownState(f"{self._path} is of type {kind.__module__}.{kind.__qualname__}")
 
-    def _own(self, value: Any, behind: Any) -> None:
-        """Raise if a change of the value is one of another value, too."""
-        others = self._owned.setdefault(id(behind), [])
+    def _require_own_memory(self, value: Any, memory: Any) -> None:
+        """Raise if changing the value changes another one as well."""
+        others = self._memory.setdefault(id(memory), [])
         for other, path in others:
             if not isinstance(value, np.ndarray) or np.shares_memory(value, other):
                 raise UnknownState(f"{self._path} changes together with {path}")
@@ -149,14 +183,14 @@ class _Saving:
 
 
 def _memory(array: np.ndarray[Any, Any]) -> Any:
-    """What an array is a view of, or itself."""
+    """The object that owns an array's memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array if array.base is None else array.base
 
 
-class _Loading:
-    """Makes values of plain data again, numbered as they were when saved."""
+class _Decoder:
+    """Rebuilds values, numbered as they were encoded."""
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
@@ -164,36 +198,32 @@ class _Loading:
     def layer(self, layer: Any, state: Mapping[str, Any]) -> None:
         """Set the attributes of an environment or wrapper."""
         for name, value in state.items():
-            if isinstance(value, dict) and "space" in value:
-                for space, generator in zip(_spaces(getattr(layer, name)), value["space"], strict=True):
-                    space._np_random = self._decoded(generator)
+            if isinstance(value, SpaceGenerators):
+                for space, generator in zip(_spaces(getattr(layer, name)), value.generators, strict=True):
+                    space._np_random = self._decode(generator)
             else:
-                setattr(layer, name, self._decoded(value))
+                setattr(layer, name, self._decode(value))
 
-    def _decoded(self, state: Any) -> Any:
-        if not isinstance(state, dict):
-            return state
-        [(kind, value), *more] = state.items()
-        if kind == "same":
-            return self._seen[value]
-        if kind == "scalar":
-            return np.asarray(value)[()]
-        if kind == "tuple":
-            return tuple(self._decoded(part) for part in value)
-        made = self._changeable(kind, value, dict(more))
-        self._seen.append(made)
-        return made
+    def _decode(self, value: Any) -> Any:
+        if isinstance(value, Shared):
+            return self._seen[value.index]
+        if type(value) is tuple:
+            return tuple(self._decode(part) for part in value)
+        if not isinstance(value, (np.ndarray, GeneratorState, Deque, list, dict)):
+            return value
+        decoded = self._decode_mutable(value)
+        self._seen.append(decoded)
+        return decoded
 
-    def _changeable(self, kind: str, value: Any, more: Mapping[str, Any]) -> Any:
-        if kind == "array":
-            return np.array(value)
-        if kind == "text":
-            return np.array(value[1]).astype(value[0])
-        if kind == "generator":
-            bits = getattr(np.random, value[0])()
-            bits.state = self._decoded(value[1])
+    def _decode_mutable(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if isinstance(value, GeneratorState):
+            bits = getattr(np.random, value.bit_generator)()
+            bits.state = value.state
             return np.random.Generator(bits)
-        if kind == "dict":
-            return {self._decoded(key): self._decoded(part) for key, part in value}
-        parts = [self._decoded(part) for part in value]
-        return deque(parts, more["limit"]) if kind == "deque" else parts
+        if isinstance(value, Deque):
+            return deque((self._decode(part) for part in value.items), value.maxlen)
+        if isinstance(value, list):
+            return [self._decode(part) for part in value]
+        return {self._decode(key): self._decode(part) for key, part in value.items()}

@@ -1,48 +1,56 @@
-"""An engine for tests: one thread, and a seed that chooses when each message is handled."""
+"""A transport for tests: one thread, and a seed that chooses what happens next."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
-from rollstream.engine import Actor, Engine, Future
-from rollstream.engine.actor import ActorSlot, Message
-from rollstream.engine.base import DRIVER
-from rollstream.engine.future import Sink
-from rollstream.engine.supervision import EventCallback, SpawnOptions
+from rollstream.engine import Actor, Engine
+from rollstream.engine.channel import Channel
+from rollstream.engine.framed import Connection, FramedTransport
+from rollstream.engine.framed_host import FramedHost
+from rollstream.engine.options import EventCallback
+from rollstream.engine.sinks import Sink
+
+POOL = 1 << 16
+"""Bytes of shared memory per actor: small, so that tests run out of it."""
 
 
-class ChaosEngine(Engine):
-    """Orders of events that real engines could show: one for each seed, the same for the same seed.
+def chaos_engine(seed: int = 0, *, deaths: float = 0.0, on_event: EventCallback | None = None) -> Engine:
+    """An engine whose schedule is chosen by a seed: any order of events that real engines could show.
 
-    Messages wait in their actors' mailboxes. Whenever a thread would run beside the driver (a message is
-    sent, the driver looks for replies, the driver waits) the seed decides which of them are handled. Replies
-    wait in turn, and are seen late and in any order. With `deaths`, an actor dies now and then instead of
-    handling a message.
+    Args:
+        seed: the same seed gives the same schedule.
+        deaths: the probability that an actor dies instead of handling a message.
+        on_event: called with an `ActorEvent` when an actor dies.
+    """
+    return Engine(ChaosTransport(seed, deaths), on_event=on_event)
+
+
+class ChaosTransport(FramedTransport):
+    """The protocol of the processes engine on one thread: every step is a choice of the seed.
+
+    Actors live in this process, but everything is serialized as for another one: messages and replies
+    travel as bytes that arrive late and in pieces, arrays through shared memory. A step delivers some bytes
+    to an actor or to the driver, lets an actor handle a message, or lets the driver notice a death.
     """
 
     name = "chaos"
+    in_thread = True
 
-    def __init__(self, seed: int = 0, *, deaths: float = 0.0, on_event: EventCallback | None = None):
-        super().__init__(on_event=on_event)
+    def __init__(self, seed: int = 0, deaths: float = 0.0):
+        super().__init__(POOL)
         self._deaths = deaths
         self._random = random.Random(seed)
-        self._tasks: deque[Message] = deque()
-        self._running: list[str] = []
+        self._hosts: dict[str, _ChaosHost] = {}
+        self._later: deque[Callable[[], None]] = deque()
+        self._stepping = False
 
-    def sink(self) -> Sink:
-        """A sink that shows replies late and in any order."""
-        return _ChaosSink(self)
-
-    def hopeless(self) -> bool:
-        """Nothing left to handle."""
-        return not self._runnable()
-
-    def sender(self) -> str:
-        """The actor whose method is running, innermost."""
-        return self._running[-1] if self._running else DRIVER
+    # The schedule ------------------------------------------------------------------------------
 
     def chance(self, probability: float) -> bool:
         """Let the seed decide."""
@@ -52,91 +60,216 @@ class ChaosEngine(Engine):
         """Let the seed choose one of `count`."""
         return self._random.randrange(count)
 
-    def stir(self) -> None:
-        """Handle a few messages, or none."""
-        while self._runnable() and self.chance(0.4):
-            self.step()
+    def run(self) -> bool:
+        """Take a few steps, or none; from inside a step, none."""
+        while not self._stepping and self.chance(0.6) and self.step():
+            pass
+        return False
 
     def step(self) -> bool:
-        """Handle one message of some actor; false if there is none."""
-        runnable = self._runnable()
-        if not runnable:
+        """Let one thing happen; false if nothing can."""
+        steps = self._steps()
+        if not steps:
             return False
-        chosen = runnable[self.pick(len(runnable))]
-        if chosen is None:
-            self._handle_task(self._tasks.popleft())
-            return True
-        if self._deaths and self.chance(self._deaths):
-            self.kill(chosen)
-            return True
-        self._running.append(chosen.name)
+        self._stepping = True
         try:
-            self._handle(chosen, chosen.mailbox.popleft())
+            steps[self.pick(len(steps))]()
+            self.collect()
         finally:
-            self._running.pop()
+            self._stepping = False
         return True
 
+    def can_progress(self) -> bool:
+        """Whether anything can happen."""
+        return bool(self._steps())
+
+    def _steps(self) -> list[Callable[[], None]]:
+        steps: list[Callable[[], None]] = [self._run_later] if self._later else []
+        for host in self._hosts.values():
+            steps += host.steps()
+        return steps
+
+    def _run_later(self) -> None:
+        self._later.popleft()()
+
+    def piece(self, data: bytearray) -> bytes:
+        """Some of the bytes that wait, or all of them."""
+        size = len(data) if self.chance(0.7) else 1 + self.pick(len(data))
+        piece = bytes(data[:size])
+        del data[:size]
+        return piece
+
+    # What a transport does ---------------------------------------------------------------------
+
+    def connect(self, actor: Actor[Any], incarnation: int) -> Connection | None:
+        """Make a host for an actor."""
+        if actor.stopping:
+            return None
+        to_driver: deque[int] = deque()
+        to_actor: deque[int] = deque()
+        arena = f"{actor.name}#{incarnation}"
+        channel = Channel(_MemoryPort(to_driver, to_actor), {})
+        self._hosts[actor.name] = _ChaosHost(self, actor, arena, channel)
+        return Connection(Channel(_MemoryPort(to_actor, to_driver), self._maps, self._gone), f"{arena}/")
+
+    def write(self, actor: Actor[Any], data: bytes) -> None:
+        """The bytes arrive later, unless the actor is dead."""
+        self._hosts[actor.name].take_bytes(data)
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Call a function in a step of its own."""
+        self._later.append(function)
+
+    def serves(self) -> bool:
+        """Nobody may wait in the middle of a step."""
+        return True
+
+    def sink(self) -> Sink:
+        """A sink that shows replies late and in any order."""
+        return _ChaosSink(self)
+
     def kill(self, actor: Actor[Any]) -> None:
-        """Let an actor die as a process does: instance, mailbox and held replies are gone."""
-        unhandled = list(actor.mailbox)
-        actor.mailbox.clear()
-        actor.cell.instance = None
-        again = self._died(actor, unhandled, "was killed")
-        if again is None:
-            return
-        actor.cell.context = replace(actor.cell.context, restarts=actor.restarts, local={})
-        actor.cell.afterwards.clear()
-        actor.cell.build()
-        for message in again:
-            if not message.counted:
-                self.in_flight.post(message, actor)
-        actor.mailbox.extendleft(reversed(again))
+        """Let an actor die as a process does; the driver reads what it had written, then notices."""
+        if (host := self._hosts.get(actor.name)) is not None:
+            host.die("was killed")
 
-    def _runnable(self) -> list[Actor[Any] | None]:
-        waiting: list[Actor[Any] | None] = [
-            actor for actor in self.actors.values() if actor.mailbox and actor.name not in self._running
-        ]
-        return [*waiting, None] if self._tasks else waiting
+    def lets_die(self) -> bool:
+        """Whether an actor dies now."""
+        return self._deaths > 0 and self.chance(self._deaths)
 
-    def _start(self, cells: list[ActorSlot], terms: SpawnOptions) -> list[Actor[Any]]:
-        return self._build_here(cells, terms, deque)
+    def wait_started(self, started: SimpleQueue[BaseException | None], count: int) -> list[Any]:
+        """Step until the instances are built."""
+        while started.qsize() < count:
+            assert self.step(), "an instance is never built"
+        return [started.get() for _ in range(count)]
 
-    def _deliver(self, actor: Actor[Any], message: Message) -> None:
-        actor.mailbox.append(message)
-        self.stir()
+    def wait_ended(self, actor: Actor[Any], timeout: float | None) -> bool:  # noqa: ARG002
+        """Step until an actor has ended."""
+        while not actor.ended.is_set() and self.step():
+            pass
+        return actor.ended.is_set()
 
-    def _run_task(self, message: Message) -> None:
-        self._tasks.append(message)
-        self.stir()
+    def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:
+        """End every actor."""
+        self.end_all([actor for actor in actors if not actor.ended.is_set()], 0.0 if hurry else None)
+        self.close_memory()
 
-    def _stop(self) -> None:
-        for actor in self.actors.values():
-            if actor.gone is None:
-                self._end(actor)
+
+class _ChaosHost(FramedHost):
+    def __init__(self, transport: ChaosTransport, actor: Actor[Any], arena: str, channel: Channel):
+        super().__init__(transport.name, actor.name, arena, POOL, channel)
+        self._transport = transport
+        self._handle = actor
+        self.inbound, self.outbound = bytearray(), bytearray()
+        self._reason = ""
+        """How it ended, if it has."""
+        self._noticed = False
+        """Whether the driver knows."""
+
+    def steps(self) -> list[Callable[[], None]]:
+        """What can happen next, of what concerns this actor."""
+        steps: list[Callable[[], None]] = []
+        if self.outbound:
+            steps.append(self._to_driver)
+        elif self._reason and not self._noticed:
+            steps.append(self._notice)
+        if not self._reason:
+            if self.inbound:
+                steps.append(self._from_driver)
+            if self.stopping:
+                steps.append(self._goodbye)
+            elif self.has_message():
+                steps.append(self._next)
+        return steps
+
+    def _notice(self) -> None:
+        self._noticed = True
+        self._transport.connection_lost(self._handle, self._reason)
+
+    def take_bytes(self, data: bytes) -> None:
+        """Bytes from the driver, to be delivered later."""
+        if not self._reason:
+            self.inbound += data
+
+    def die(self, reason: str) -> None:
+        """End at once."""
+        if not self._reason:
+            self._reason = reason
+            self.inbound.clear()
+            self.slot = None
+            self._mailbox.clear()
+
+    def _to_driver(self) -> None:
+        self._transport.receive(self._handle, self._transport.piece(self.outbound))
+
+    def _from_driver(self) -> None:
+        self.receive(self._transport.piece(self.inbound))
+
+    def _next(self) -> None:
+        if self.slot is not None and self._transport.lets_die():
+            self.die("was killed")
+        else:
+            self.handle_next()
+
+    def _goodbye(self) -> None:
+        self.say_goodbye()
+        self.die("ended with exit code 0")
+
+    def write(self, data: bytes) -> None:
+        if not self._reason:
+            self.outbound += data
+
+    def read(self) -> None:
+        while self.outbound:
+            self._to_driver()
+        self.receive(bytes(self.inbound))
+        self.inbound.clear()
+
+    def can_wait(self) -> bool:
+        return not self._reason
+
+
+class _MemoryPort:
+    """Passes file descriptors within this process."""
+
+    def __init__(self, outgoing: deque[int], incoming: deque[int]):
+        self._outgoing = outgoing
+        self._incoming = incoming
+
+    def send(self, fd: int) -> None:
+        self._outgoing.append(os.dup(fd))
+
+    def receive(self) -> int:
+        return self._incoming.popleft()
+
+    def close(self) -> None:
+        for descriptors in (self._incoming, self._outgoing):
+            while descriptors:
+                os.close(descriptors.popleft())
 
 
 class _ChaosSink:
-    def __init__(self, engine: ChaosEngine):
-        self._engine = engine
-        self._futures: list[Future[Any]] = []
+    def __init__(self, transport: ChaosTransport):
+        self._transport = transport
+        self._futures: list[Any] = []
         self._woken = False
 
-    def put(self, future: Future[Any], /) -> None:
+    def put(self, future: Any, /) -> None:
         self._futures.append(future)
 
     def wake(self) -> None:
         self._woken = True
 
-    def poll(self) -> Future[Any] | None:
-        self._engine.stir()
-        if self._futures and (self._engine.in_flight.idle() or self._engine.chance(0.6)):
-            return self._futures.pop(self._engine.pick(len(self._futures)))
+    def poll(self) -> Any | None:
+        self._transport.run()
+        if self._futures and (self._transport.engine.idle() or self._transport.chance(0.6)):
+            return self._futures.pop(self._transport.pick(len(self._futures)))
         return None
 
-    def wait(self, timeout: float | None = None) -> Future[Any] | None:  # noqa: ARG002
+    def wait(self, timeout: float | None = None) -> Any | None:  # noqa: ARG002
         while not self._futures and not self._woken:
-            if not self._engine.step():
+            if not self._transport.step():
                 return None
-        self._engine.stir()
+        self._transport.run()
         self._woken = False
-        return self._futures.pop(self._engine.pick(len(self._futures))) if self._futures else None
+        return self._futures.pop(self._transport.pick(len(self._futures))) if self._futures else None

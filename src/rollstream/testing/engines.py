@@ -2,8 +2,8 @@
 
 No check shares memory with its actors, so that they may live anywhere on this machine, and none sleeps.
 
->>> from rollstream.engine import InlineEngine
->>> check_engine(InlineEngine)
+>>> import rollstream as rs
+>>> check_engine(lambda: rs.engine("inline"))
 """
 
 from __future__ import annotations
@@ -86,8 +86,34 @@ class Relay:
         for item in items:
             self.other.send("note", item)
 
+    def send_to(self, other: Actor[Recorder], item: Any) -> None:
+        other.send("note", item)
+
     def ask(self, other: Actor[Recorder], item: Any) -> Any:
-        return other.call("note", item).result(PATIENCE)
+        return other.call("note", item)
+
+
+class Caller:
+    """Needs another actor's answer for its own: it sends a question and defers its reply."""
+
+    def __init__(self, answerer: Actor[Answerer]):
+        self.answerer = answerer
+        self.waiting: list[Deferred[Any]] = []
+
+    def ask(self, me: Actor[Caller], question: int) -> Deferred[Any]:
+        self.waiting.append(Deferred())
+        self.answerer.send("answer", me, question)
+        return self.waiting[-1]
+
+    def take(self, answer: int) -> None:
+        self.waiting.pop(0).resolve(answer)
+
+
+class Answerer:
+    """Sends its answers back."""
+
+    def answer(self, caller: Actor[Caller], question: int) -> None:
+        caller.send("take", 2 * question)
 
 
 class Door:
@@ -131,11 +157,6 @@ class Unbuildable(Journal):
         super().__init__(folder, context=context)
         if context.index == 1:
             raise StrangeError("cannot be built")
-
-
-def add(left: Any, right: Any) -> Any:
-    """For `submit`."""
-    return left + right
 
 
 def note(recorder: Recorder, item: Any) -> Any:
@@ -296,7 +317,6 @@ def references_arrive_as_values(engine: Engine) -> None:
     recorder.apply(note, stored)
     assert _ask(recorder, "note", stored) == [1, 2]
     assert _ask(recorder, "seen") == [[1, 2]] * 4
-    assert engine.submit(add, stored, [3]).result(PATIENCE) == [1, 2, 3]
 
 
 @_rule_inside
@@ -307,18 +327,8 @@ def futures_arrive_as_values(engine: Engine) -> None:
     recorder.apply(note, source.call("note", 3))
     assert _ask(recorder, "note", source.call("note", 4)) == 4
     assert _ask(recorder, "seen") == [1, 2, 3, 4]
-    assert engine.submit(add, source.call("seen"), [5]).result(PATIENCE) == [1, 2, 3, 4, 5]
     with _raises(StrangeError, "upstream"):
         _ask(recorder, "note", source.call("fail", "upstream"))
-
-
-@_rule_inside
-def submit_runs_functions(engine: Engine) -> None:
-    """A stateless function runs somewhere, and its error is its reply."""
-    replies = [engine.submit(add, number, 1) for number in range(20)]
-    assert [reply.result(PATIENCE) for reply in replies] == list(range(1, 21))
-    with _raises(TypeError):
-        engine.submit(add, 1, "one").result(PATIENCE)
 
 
 @_rule_inside
@@ -334,11 +344,11 @@ def apply_runs_beside_the_instance(engine: Engine) -> None:
 
 @_rule_inside
 def handles_travel(engine: Engine) -> None:
-    """An actor can be given a handle and use it; a copy of a handle is the handle."""
+    """An actor can be given a handle and send to it; a copy of a handle is the handle."""
     [recorder] = engine.spawn(Recorder)
     [relay] = engine.spawn(Relay, (recorder,))
     _ask(relay, "send", 1)
-    assert _ask(relay, "ask", recorder, 2) == 2
+    _ask(relay, "send_to", recorder, 2)
     assert copy.copy(recorder) is recorder
     assert copy.deepcopy({"kept": [recorder]})["kept"][0] is recorder
     assert _ask(recorder, "seen") == [1, 2]
@@ -381,25 +391,27 @@ def deferred_replies_wait(engine: Engine) -> None:
 
 
 @_rule_inside
-def restarts_repeat_sticky_messages(engine: Engine) -> None:
-    """A restart builds a new instance from the same arguments, then repeats the last of each sticky kind."""
-    [recorder] = engine.spawn(Recorder, ("argument",), {"label": "same"}, name="recorder")
-    recorder.send("note", "replaced", sticky=True)
-    recorder.call("note", "kind", sticky="mine")
-    recorder.send("note", "method", sticky=True)
-    recorder.apply(tally, 1).result(PATIENCE)
-    recorder.apply(note, "function", sticky="applied")
-    recorder.send("note", "not sticky")
-    for restarts in (1, 2):
-        recorder.restart().result(PATIENCE)
-        assert _ask(recorder, "seen") == ["argument", "kind", "method", "function"]
-        assert _ask(recorder, "who") == ("recorder", 0, 1, restarts, "same")
-    assert recorder.apply(tally, 1).result(PATIENCE) == ("same", 1)
+def actors_answer_each_other_with_deferred_replies(engine: Engine) -> None:
+    """An actor that needs another's answer sends, defers its own reply, and completes it when told."""
+    [answerer] = engine.spawn(Answerer)
+    callers = engine.spawn(Caller, (answerer,), count=3)
+    replies = [caller.call("ask", caller, number) for number in range(10) for caller in callers]
+    assert engine.results(replies) == [2 * number for number in range(10) for _ in callers]
+
+
+@_rule_inside
+def actors_do_not_wait_for_each_other(engine: Engine) -> None:
+    """A call from inside an actor is refused, with the way out."""
+    [recorder] = engine.spawn(Recorder)
+    [relay] = engine.spawn(Relay, (recorder,))
+    with _raises(EngineError, "Recorder.note", "Deferred"):
+        _ask(relay, "ask", recorder, 1)
+    assert _ask(recorder, "seen") == []
 
 
 @_rule_inside
 def statistics_count(engine: Engine) -> None:
-    """The engine counts each actor's messages, failures and restarts."""
+    """The engine counts each actor's messages and failures."""
     recorder, idle = engine.spawn(Recorder, count=2, name="recorder")
     recorder.send("note", 1)
     with _raises(StrangeError):
@@ -408,9 +420,8 @@ def statistics_count(engine: Engine) -> None:
     busy, free = engine.statistics().actors
     assert (busy.name, busy.messages, busy.failures, busy.restarts) == (recorder.name, 3, 1, 0)
     assert (free.name, free.messages, free.failures, free.busy) == (idle.name, 0, 0, 0.0)
-    recorder.restart().result(PATIENCE)
-    assert [row.restarts for row in engine.statistics().actors] == [1, 0]
-    assert busy.restarts == 0, "statistics are a snapshot"
+    _ask(recorder, "seen")
+    assert busy.messages == 3, "statistics are a snapshot"
 
 
 @_rule
@@ -448,10 +459,8 @@ def a_closed_engine_says_so(factory: Factory) -> None:
         lambda: recorder.call("seen"),
         lambda: recorder.send("note", 1),
         lambda: recorder.apply(note, 1),
-        lambda: recorder.restart(),
         lambda: engine.spawn(Recorder),
         lambda: engine.put(1),
-        lambda: engine.submit(add, 1, 2),
         lambda: engine.__enter__(),
         lambda: reply.result(PATIENCE),
     ]

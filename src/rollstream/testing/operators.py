@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rollstream.engine import Engine, InlineEngine, ThreadsEngine
+from rollstream.engine import Engine, engine
 from rollstream.flow import Iter, from_actors, from_iterable, union_async
-from rollstream.testing.chaos import ChaosEngine
+from rollstream.testing.chaos import chaos_engine
 from rollstream.testing.scripted import ScriptedSource
 
 Operator = Callable[[Iter[Any]], Iter[Any]]
@@ -33,10 +33,10 @@ def check_operator(
 
 
 def _engines(seeds: int) -> Iterator[Callable[[], Engine]]:
-    yield InlineEngine
-    yield ThreadsEngine
+    yield lambda: engine("inline")
+    yield lambda: engine("threads")
     for seed in range(seeds):
-        yield lambda seed=seed: ChaosEngine(seed)
+        yield lambda seed=seed: chaos_engine(seed)
 
 
 def _check_lazy(operator: Operator, items: Sequence[Any]) -> None:

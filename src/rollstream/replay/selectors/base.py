@@ -7,11 +7,12 @@ items at once returns what n selections in a row would.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from rollstream.replay.arrays import Array
+
 Slots: TypeAlias = Array
 """Slot indices."""
 

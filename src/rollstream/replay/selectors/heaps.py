@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollstream.replay.selectors.base import Array, OrderedSelector, Slots
+from rollstream.replay.arrays import Array
+from rollstream.replay.selectors.base import OrderedSelector, Slots
 
 
 class _Heap(OrderedSelector):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.errors import ReplayError
-from rollstream.replay.selectors.base import Array, Selector, Slots
+from rollstream.replay.selectors.base import Selector, Slots
 from rollstream.replay.selectors.sum_tree import SumTree
 
 
@@ -63,7 +64,7 @@ class Prioritized(Selector):
         total = self._tree.total
         if total == 0:
             index = (uniforms * self.size).astype(np.int64)
-            return self.slots()[index], np.full(len(uniforms), 1.0 / self.size)
+            return self.slots()[index], filled(len(uniforms), 1.0 / self.size)
         slots, weights = self._tree.sample(uniforms)
         return slots, weights / total
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollstream.replay.selectors.base import Array, OrderedSelector, Slots
+from rollstream.replay.arrays import Array
+from rollstream.replay.selectors.base import OrderedSelector, Slots
 
 
 class _Queue(OrderedSelector):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollstream.replay.selectors.base import Array, Selector, Slots
+from rollstream.replay.arrays import Array, filled
+from rollstream.replay.selectors.base import Selector, Slots
 
 
 class Uniform(Selector):
@@ -47,7 +48,7 @@ class Uniform(Selector):
     def select(self, uniforms: Array) -> tuple[Slots, Array]:
         """Any item."""
         index = (uniforms * self.size).astype(np.int64)
-        return self._slots.take(index), np.full(len(uniforms), 1.0 / self.size)
+        return self._slots.take(index), filled(len(uniforms), 1.0 / self.size)
 
     def slots(self) -> Slots:
         """All items in storage order."""

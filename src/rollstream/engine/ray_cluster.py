@@ -1,0 +1,77 @@
+"""The connection of this process to Ray: one for all engines, as Ray has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from rollstream.engine.errors import EngineError
+
+_connecting = threading.Lock()
+_users = 0
+_ours = False
+
+
+def connect(address: str | None, variables: dict[str, str]) -> None:
+    """Join Ray if this process has it; else connect to a cluster, or start one."""
+    global _users, _ours
+    if address is not None and address.startswith("ray://"):
+        raise EngineError(
+            f"address={address!r}: Ray's client does not carry actors' messages; run this program on a "
+            f"machine of the cluster and give address='auto'"
+        )
+    with _connecting:
+        if not ray.is_initialized():
+            _initialise(address, variables)
+            _ours = True
+        elif address not in (None, "auto", current := ray.get_runtime_context().gcs_address):
+            raise EngineError(f"address={address!r}: this process is connected to Ray at {current} already")
+        _users += 1
+
+
+def disconnect() -> None:
+    """Let Ray go with the last engine, if an engine brought it."""
+    global _users, _ours
+    with _connecting:
+        _users -= 1
+        if _users == 0 and _ours:
+            _ours = False
+            ray.shutdown()
+
+
+def ends_with_engines() -> bool:
+    """Whether Ray was brought by an engine, and goes with the last."""
+    return _ours
+
+
+def _initialise(address: str | None, variables: dict[str, str]) -> None:
+    where = address or os.environ.get("RAY_ADDRESS") or "local"  # a job of a cluster is told where it runs
+    own: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)  # a cluster started here passes them on to its workers
+    try:
+        with forks_of_ray():
+            ray.init(address=where, log_to_driver=True, logging_level=logging.ERROR, **own)
+    except Exception as error:
+        raise EngineError(f"address={where!r}: cannot connect to Ray: {error}") from error
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def forks_of_ray() -> Iterator[None]:
+    """Without JAX's warning of forks: those of Ray become other programs at once, and leave JAX alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        yield
