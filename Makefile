@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 .PHONY: setup demo test test-all check docs bench soak gates clean
 
@@ -17,10 +18,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest --random-order
+	$(PYTEST) --random-order
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -73,6 +73,21 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use Ray are slow, if not marked as quick; they run in one process, with one cluster."""
+    for item in items:
+        if _uses_ray(item):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            if not item.get_closest_marker("quick"):
+                item.add_marker("slow")
+
+
+def _uses_ray(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return "ray" in parameters.values() or "ray_cluster" in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(wrapper=True)
 def _limited(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that hangs, with the stacks of all threads, and go on with the next one."""
@@ -142,7 +157,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Processes that it leaves, or that are left because it failed, are killed.
     """
-    if "ray" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
+    if _uses_ray(request.node):
         request.getfixturevalue("ray_cluster")  # is there before and after, and so no leak
     mark = f"{RUN}.{next(_numbers)}"
     leaks = Leaks()

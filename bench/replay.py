@@ -1,15 +1,15 @@
-"""Replay: inserts and samples of Rollstream's table beside cpprb and TorchRL, and bytes stored.
+"""Replay: inserts, samples and memory of Rollstream's table beside cpprb and TorchRL.
 
-Everybody fills a buffer with the same steps, in a process and with an interpreter of its own
-(`peers/replay_*.py`). Then all are asked in turn to insert, to sample, and to sample and update priorities,
-each for a moment, over several passes; figures are medians of processor time, so that what else the machine
-does meets all of them alike. Everybody has one thread. Samples are copies: numpy arrays or tensors.
+Each library fills a buffer with the same steps, in its own process and interpreter (`peers/replay_*.py`).
+Then all of them insert, sample, and sample and update priorities in turn, briefly and over several passes.
+Figures are medians of CPU time, so other load on the machine affects all alike. Each library has one thread.
+Samples are copies: NumPy arrays or tensors.
 
 - `cartpole`: observations of 4 floats, 8 environments; `cheetah`: 17 floats and 6 for actions; 1M items.
-- `frames`: 84 x 84 bytes, stacks of 4, 50,000 items. cpprb stores each frame once, too; TorchRL whole stacks.
+- `frames`: 84 x 84 bytes, stacks of 4, 50,000 items. cpprb also stores each frame once; TorchRL does not.
 
-Inserts are of 1 step of each environment and of 400 steps at once. For cpprb and TorchRL steps come with the
-observations after them, and frames stacked: both are made before the clock runs.
+Inserts are of 1 step per environment, and of 400 steps at once. cpprb and TorchRL need next observations, and
+stacked frames; both are prepared before the clock starts.
 
     python3 -m venv ~/.cache/peers
     ~/.cache/peers/bin/pip install cpprb torchrl
@@ -31,22 +31,22 @@ import support
 
 PEERS = Path(__file__).parent / "peers"
 WORKLOADS = {"cartpole": 8, "cheetah": 8, "frames": 1}
-"""With the environments of each."""
+"""Number of environments per workload."""
 SCRIPTS = {"rollstream": "replay_rollstream.py", "cpprb": "replay_cpprb.py", "torchrl": "replay_torchrl.py"}
 QUICK_ITEMS = {"cartpole": 100_000, "cheetah": 100_000, "frames": 5_000}
 BATCHES = (32, 256, 1024)
 TARGETS = {32: 0.5, 256: 1.0, 1024: 1.0}
-"""Times as fast as the best peer that sampling is to be, by batch."""
+"""Speed of sampling relative to the fastest peer, by batch size."""
 
 
 class Running:
-    """A competitor that waits for what it is to measure."""
+    """A running competitor."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self._process = process
 
     def read(self) -> dict[str, float]:
-        """The next answer; libraries may say something of their own before it."""
+        """The next answer; skips what libraries print themselves."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -54,7 +54,7 @@ class Running:
         raise RuntimeError((self._process.stderr.read() if self._process.stderr else "")[-2000:])
 
     def measure(self, kind: str, count: int, seconds: float) -> float:
-        """Microseconds a call takes."""
+        """Microseconds per call."""
         assert self._process.stdin is not None
         print(
             json.dumps({"kind": kind, "count": count, "seconds": seconds}),
@@ -81,19 +81,20 @@ def started(python: str, script: str, arguments: Sequence[str]) -> Iterator[Runn
 
 
 def pythons(peer_python: str | None) -> dict[str, str]:
-    """Who can run here, and with which interpreter."""
+    """The interpreter of each library that is installed."""
     found = {"rollstream": sys.executable}
     for name, package in (("cpprb", "cpprb"), ("torchrl", "torchrl")):
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
         if peer_python and not subprocess.run([peer_python, "-c", code, package], check=False).returncode:
             found[name] = peer_python
         else:
-            print(f"skipped {name}: {f'{peer_python} has none' if peer_python else 'give --peer-python'}")
+            reason = f"not installed in {peer_python}" if peer_python else "needs --peer-python"
+            print(f"skipped {name}: {reason}")
     return found
 
 
 def compare(workload: str, prioritized: bool, found: dict[str, str], options: Any) -> list[dict[str, Any]]:
-    """Every figure of one workload, of all competitors that could be filled."""
+    """All figures of one workload."""
     arguments = [workload, *(["--prioritized"] if prioritized else [])]
     if options.quick:
         arguments += ["--items", str(QUICK_ITEMS[workload])]
@@ -102,13 +103,13 @@ def compare(workload: str, prioritized: bool, found: dict[str, str], options: An
     with ExitStack() as stack:
         running: dict[str, Running] = {}
         filled: dict[str, dict[str, float]] = {}
-        for name, python in found.items():  # one after the other: filling is not measured
+        for name, python in found.items():  # sequentially: filling is not measured
             one = stack.enter_context(started(python, SCRIPTS[name], arguments))
             try:
                 filled[name] = one.read()
                 running[name] = one
             except RuntimeError as problem:
-                print(f"left out {name}: {str(problem).strip().splitlines()[-1]}")
+                print(f"skipped {name}: {str(problem).strip().splitlines()[-1]}")
         taken: dict[Any, dict[str, list[float]]] = {kind: {name: [] for name in running} for kind in kinds}
         for _ in range(options.passes):
             for kind, count in kinds:
@@ -137,25 +138,25 @@ def show(title: str, figures: Sequence[dict[str, Any]], names: Sequence[str], fi
             "-" if target is None or ratio is None else ("met" if ratio >= target else f"MISSED {target:g}")
         )
         rows.append(row)
-    print(f"\n{title}: microseconds a call")
-    head = ["", *names, "ours, items/s", "times as fast as the best peer", "target"]
+    print(f"\n{title}: microseconds per call")
+    head = ["", *names, "ours, items/s", "speed relative to the fastest peer", "target"]
     support.print_table(head, rows)
     own = filled["rollstream"]
     grown = [f"{name} {filled[name]['resident_bytes'] / 2**20:,.0f} MiB" for name in names]
     print(
-        f"bytes a byte of distinct data: {own['row_bytes']:.3f} for steps, {own['index_bytes']:.3f} for what "
-        f"finds them; resident memory grew by {', '.join(grown)}"
+        f"memory per byte of distinct data: {own['row_bytes']:.3f} for steps, {own['index_bytes']:.3f} for "
+        f"the index; resident memory grew by {', '.join(grown)}"
     )
 
 
 def main() -> None:
     parser = support.arguments(__doc__)
-    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has the peers")
+    parser.add_argument("--peer-python", metavar="PATH", help="interpreter with cpprb and torchrl")
     parser.add_argument("--workloads", type=support.names, default=list(WORKLOADS), help="comma separated")
     parser.add_argument("--batches", type=support.numbers, default=list(BATCHES), help="comma separated")
-    parser.add_argument("--passes", type=int, default=9, help="how often everybody has a turn")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each turn")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the items and two passes")
+    parser.add_argument("--passes", type=int, default=9, help="number of passes")
+    parser.add_argument("--seconds", type=float, default=0.1, help="duration of each measurement")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the items, two passes")
     options = parser.parse_args()
     if options.quick:
         options.passes, options.seconds = 2, 0.05

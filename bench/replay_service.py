@@ -1,10 +1,10 @@
-"""Replay as a service, across processes: how much it takes in and gives out, and what a checkpoint costs.
+"""Replay as a service across processes: throughput, and the cost of a checkpoint.
 
-- `writers`: 1, 2 and 4 actors send chunks of 84 x 84 frames, 50 at a time, to one shard that keeps the newest
-  20,000; and whoever samples gets batches of 256 of them, stacks of 4 with the next. Each figure is beside
-  how fast one core copies memory here: a frame is copied into shared memory, and from there into the table.
-- `checkpoint`: a shard with a table of 2 GB is sampled without a pause while it has to write a checkpoint.
-  The longest pause between two samples is to be at most 100 ms; it is shown beside the longest without one.
+- `writers`: 1, 2 and 4 actors send chunks of 50 frames of 84 x 84 bytes to one shard that keeps the newest
+  20,000; a reader samples batches of 256 transitions with stacks of 4 frames. Each figure is shown beside the
+  memory copy bandwidth of one core: a frame is copied into shared memory, and from there into the table.
+- `checkpoint`: a shard with a table of 2 GB is sampled without pause while it writes a checkpoint. The
+  longest pause between two samples should be at most 100 ms; it is shown beside the longest without one.
 
     python bench/replay_service.py
 """
@@ -36,7 +36,7 @@ SIGNATURE = {
     "terminated": ArraySpec((), np.dtype(bool)),
 }
 PAUSE = 100.0
-"""Milliseconds that sampling may stop for a checkpoint."""
+"""Maximum pause of sampling during a checkpoint, in milliseconds."""
 
 
 def shard(engine: rs.Engine, size: int) -> ReplayShards:
@@ -47,7 +47,7 @@ def shard(engine: rs.Engine, size: int) -> ReplayShards:
 
 
 def chunk(number: int) -> Chunk:
-    """Steps of an episode that does not end."""
+    """A chunk of an episode that does not end."""
     frames = np.random.default_rng(number).integers(0, 256, (STEPS + 1, 1, *SHAPE), np.uint8)
     ends = np.zeros((2, STEPS, 1), bool)
     columns: dict[str, Any] = {
@@ -61,35 +61,43 @@ def chunk(number: int) -> Chunk:
 
 
 class Sender:
-    """Writes to a shard, two chunks ahead of its answers."""
+    """Sends chunks to a shard."""
 
     def __init__(self, target: Actor[ReplayShard], *, context: rs.ActorContext):
         self._target = target
         self._chunk = chunk(context.index)
 
     def send(self, count: int) -> int:
-        """The bytes of so many chunks, once all are stored."""
-        waiting = []
+        """Send chunks; return the number of their steps."""
         for _ in range(count):
-            waiting.append(self._target.call("insert", self._chunk))
-            if len(waiting) > 2:
-                waiting.pop(0).result()
-        for reply in waiting:
-            reply.result()
-        return count * self._chunk.columns["observation"].nbytes
+            self._target.send("insert", self._chunk)
+        return count * STEPS
+
+
+def num_inserted(shard: ReplayShard) -> int:
+    return shard.buffer.table.rate_limiter.inserts
+
+
+def insert(engine: rs.Engine, shards: ReplayShards, senders: list[Actor[Sender]], chunks: int) -> int:
+    """Let every sender send that many chunks, and wait until they are stored; return the number of steps."""
+    stored = shards.actors[0].apply(num_inserted).result()
+    sent = sum(engine.results([sender.call("send", chunks) for sender in senders]))
+    while shards.actors[0].apply(num_inserted).result() < stored + sent:
+        pass
+    return sent
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A measurement, and what it is measured against."""
+    """A measurement and its reference."""
 
-    what: str
+    name: str
     value: float
-    against: float
+    reference: float
 
 
-def copying() -> float:
-    """GB a second that one core copies, in pieces as large as a chunk."""
+def copy_bandwidth() -> float:
+    """Memory copy bandwidth of one core in GB/s, in pieces of a chunk's size."""
     one = np.ones(STEPS * int(np.prod(SHAPE)), np.uint8)
     many = np.empty((400, one.size), np.uint8)
     best = 0.0
@@ -102,27 +110,28 @@ def copying() -> float:
 
 
 def traffic(seconds: float) -> list[Figure]:
-    figures, limit = [], copying()
+    figures, limit = [], copy_bandwidth()
     for count in (1, 2, 4):
         with rs.engine("processes") as engine:
             shards = shard(engine, 20_000)
             senders = engine.spawn(Sender, (shards.actors[0],), count=count)
-            engine.results([sender.call("send", 20) for sender in senders])
-            stored, start = 0, time.perf_counter()
+            insert(engine, shards, senders, 20)
+            steps, start = 0, time.perf_counter()
             while (passed := time.perf_counter() - start) < seconds:
-                stored += sum(engine.results([sender.call("send", 40) for sender in senders]))
+                steps += insert(engine, shards, senders, 40)
+            stored = steps * np.prod(SHAPE)
             figures.append(Figure(f"{count} writers, GB/s stored", stored / passed / 1e9, limit))
             if count == 1:
-                given, start = 0, time.perf_counter()
+                sampled, start = 0, time.perf_counter()
                 while (passed := time.perf_counter() - start) < seconds:
                     columns = shards.sample().columns
-                    given += columns["observation"].nbytes + columns["next_observation"].nbytes
-                figures.append(Figure("1 reader, GB/s sampled", given / passed / 1e9, limit))
+                    sampled += columns["observation"].nbytes + columns["next_observation"].nbytes
+                figures.append(Figure("1 reader, GB/s sampled", sampled / passed / 1e9, limit))
     return figures
 
 
 def pauses(shards: ReplayShards, seconds: float) -> np.ndarray[Any, Any]:
-    """Milliseconds between samples that are asked for one after the other."""
+    """Milliseconds between consecutive samples."""
     times = [time.perf_counter()]
     while times[-1] - times[0] < seconds:
         shards.sample()
@@ -131,41 +140,42 @@ def pauses(shards: ReplayShards, seconds: float) -> np.ndarray[Any, Any]:
 
 
 def checkpoint(gigabytes: float) -> list[Figure]:
-    """The longest pause while a table is written, against the longest while it is not."""
+    """The longest pause during a checkpoint, and without one."""
     items = int(gigabytes * 1e9 / np.prod(SHAPE))
     with tempfile.TemporaryDirectory(dir=".") as folder, rs.engine("processes") as engine:
         shards = shard(engine, items)
-        [sender] = engine.spawn(Sender, (shards.actors[0],))
-        sender.call("send", items // STEPS + 10).result()
+        senders = engine.spawn(Sender, (shards.actors[0],))
+        for _ in range(items // (10 * STEPS) + 1):
+            insert(engine, shards, senders, 10)
         usual = pauses(shards, 5).max()
         path = Path(folder).resolve() / "replay.safetensors"
         start = time.perf_counter()
-        asked = shards.actors[0].call("save_to", path)
+        saving = shards.actors[0].call("save_to", path)
         longest = 0.0
         while read_checksum(path) is None:
             longest = max(longest, pauses(shards, 0.1).max())
         took = time.perf_counter() - start
-        asked.result()
-        wrong = shards.actors[0].call("wait_saved").result()
-        assert wrong is None, wrong
+        saving.result()
+        error = shards.actors[0].call("wait_saved").result()
+        assert error is None, error
         size = path.stat().st_size / 1e9
-    print(f"{size:.2f} GB were written in {took:.1f} s, {size / took:.2f} GB/s")
+    print(f"wrote {size:.2f} GB in {took:.1f} s, {size / took:.2f} GB/s")
     return [Figure("checkpoint, longest pause, ms", longest, usual)]
 
 
 def main() -> None:
     parser = support.arguments(__doc__)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the table that is written")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long each measurement takes")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the table in the checkpoint")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
     options = parser.parse_args()
     figures = [*traffic(options.seconds), *checkpoint(options.gigabytes)]
     rows = []
     for figure in figures:
-        note = f"{figure.value / figure.against:.2f}"
-        if figure.what.startswith("checkpoint"):
+        note = f"{figure.value / figure.reference:.2f}"
+        if figure.name.startswith("checkpoint"):
             note = f"at most {PAUSE:g} {'met' if figure.value <= PAUSE else 'MISSED'}"
-        rows.append([figure.what, f"{figure.value:.2f}", f"{figure.against:.2f}", note])
-    support.print_table(["", "", "one copy, or no checkpoint", "ratio, or target"], rows)
+        rows.append([figure.name, f"{figure.value:.2f}", f"{figure.reference:.2f}", note])
+    support.print_table(["", "", "copy bandwidth, or no checkpoint", "ratio, or target"], rows)
     support.write_json(options.json, "replay_service", [asdict(figure) for figure in figures])
 
 

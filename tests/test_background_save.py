@@ -297,4 +297,4 @@ def test_an_error_while_others_write_does_not_cost_the_checkpoint(
     assert [path.name for path in (out / "best").iterdir()] == [name]
     found = latest_checkpoint(out / "checkpoints")
     assert found is not None
-    assert read_state(found.path / "actor-replay.safetensors")["steps"] >= 100
+    assert read_state(found.path / "actor-replay.safetensors")["env_steps"] >= 100

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from rollstream.rl.batch import Batch
-from rollstream.state_codec import NotSerializable, decode_state, encode_state
+from rollstream.state_codec import StateEncodingError, decode_state, encode_state
 from rollstream.training.checkpoint import (
     CheckpointError,
     latest_checkpoint,
@@ -140,7 +140,7 @@ def test_any_plain_state_comes_back_exactly(state: Any) -> None:
     ],
 )
 def test_what_is_not_plain_is_refused(tmp_path: Path, state: Any, text: str) -> None:
-    with pytest.raises(NotSerializable, match=text):
+    with pytest.raises(StateEncodingError, match=text):
         save_checkpoint(tmp_path, 1, state)
     assert not list(tmp_path.iterdir())
 

@@ -68,7 +68,7 @@ def test_lines_come_now_and_then_and_the_last_one_always() -> None:
     for second in range(1, 13):
         clock.now += 1
         lines.report(report(500 * second), statistics())
-    lines.finish(None)
+    lines.finish(completed=False)
     shown = stream.getvalue().splitlines()
     assert shown[0] == "ppo on CartPole-v1 · 2 workers on processes · seed 1 · 10,000 steps"
     steps = [line.split()[0] for line in shown[1:]]
@@ -83,7 +83,7 @@ def test_the_last_line_is_not_said_twice() -> None:
     lines = LineDisplay(stream, clock)
     lines.start(INFO)
     lines.report(report(10_000), statistics())
-    lines.finish(None)
+    lines.finish(completed=False)
     assert len(stream.getvalue().splitlines()) == 2
 
 
@@ -101,8 +101,8 @@ def test_a_resumed_run_says_where_it_starts() -> None:
 def test_a_display_that_never_started_finishes() -> None:
     display, stream, _ = live()
     display.note("before the start")
-    display.finish(None)
-    LineDisplay(stream).finish(None)
+    display.finish(completed=False)
+    LineDisplay(stream).finish(completed=False)
     assert "before the start" in stream.getvalue()
 
 
@@ -171,12 +171,12 @@ def test_the_terminal_is_left_clean() -> None:
         display.note("worker[1] was killed")
         raise KeyboardInterrupt
     except KeyboardInterrupt:
-        display.finish(None)
+        display.finish(completed=False)
     shown = stream.getvalue()
     assert "worker[1] was killed" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
     assert shown.endswith("\n\x1b[?25h")
-    display.finish(None)
+    display.finish(completed=False)
     assert stream.getvalue() == shown
 
 

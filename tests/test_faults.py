@@ -24,8 +24,6 @@ EXITED = {"processes": "ended with exit code 7", "ray": "died: its worker proces
 """What each engine knows of a death."""
 
 everywhere = pytest.mark.parametrize("name", ["processes", "ray"])
-mostly = pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-"""On Ray by `make test-all` only."""
 
 
 # Sources -----------------------------------------------------------------------------------------
@@ -36,7 +34,7 @@ mostly = pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks
     [
         ("processes", 10, 2_000),
         pytest.param("processes", 50, 10_000, marks=pytest.mark.slow),
-        pytest.param("ray", 6, 600, marks=pytest.mark.slow),
+        ("ray", 6, 600),
     ],
 )
 def test_kills_during_a_flow(name: str, kills: int, count: int) -> None:
@@ -66,6 +64,7 @@ def test_kills_during_a_flow(name: str, kills: int, count: int) -> None:
     assert len(items) <= made <= len(items) + 8, "what restarted shards had made before counts, too"
 
 
+@pytest.mark.quick
 @everywhere
 def test_a_restarted_actor_has_its_arguments_and_its_sticky_messages(name: str) -> None:
     deaths = Deaths()
@@ -87,6 +86,7 @@ def test_a_restarted_actor_has_its_arguments_and_its_sticky_messages(name: str) 
     assert f"worker {KILLED[name]}: restarted" in str(event)
 
 
+@pytest.mark.quick
 @everywhere
 def test_rows_stay_whole_when_an_actor_is_restarted(name: str) -> None:
     with rs.engine(name) as engine:
@@ -101,7 +101,7 @@ def test_rows_stay_whole_when_an_actor_is_restarted(name: str) -> None:
         assert plan.statistics()["gather_sync"].items == 12
 
 
-@mostly
+@everywhere
 @pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
 def test_the_others_continue_without_a_dropped_shard(name: str, gather: str) -> None:
     with rs.engine(name) as engine:
@@ -127,7 +127,7 @@ def test_the_others_continue_without_a_dropped_shard(name: str, gather: str) -> 
             workers[dropped].call("pid").result()
 
 
-@mostly
+@everywhere
 def test_a_flow_ends_when_every_shard_was_dropped(name: str) -> None:
     with rs.engine(name) as engine:
         workers = engine.spawn(Worker, count=2, on_failure="drop")
@@ -138,6 +138,7 @@ def test_a_flow_ends_when_every_shard_was_dropped(name: str) -> None:
         assert len(list(plan)) < 10
 
 
+@pytest.mark.quick
 @everywhere
 def test_an_actor_whose_death_is_raised_is_named_with_its_last_words(name: str) -> None:
     with pytest.raises(rs.ActorDied) as caught, rs.engine(name) as engine:  # noqa: PT012
@@ -154,13 +155,13 @@ def test_an_actor_whose_death_is_raised_is_named_with_its_last_words(name: str) 
 # Supervision -------------------------------------------------------------------------------------
 
 
-@mostly
+@everywhere
 def test_a_death_that_nobody_waits_for_is_raised_at_the_end(name: str) -> None:
     with pytest.raises(rs.ActorDied, match=EXITED[name]), rs.engine(name) as engine:
         engine.spawn(Worker)[0].send("exit", 7)
 
 
-@mostly
+@everywhere
 def test_the_death_of_an_idle_actor_is_noticed(name: str) -> None:
     deaths = Deaths()
     with rs.engine(name, on_event=deaths) as engine:
@@ -171,7 +172,7 @@ def test_the_death_of_an_idle_actor_is_noticed(name: str) -> None:
         assert worker.call("pid").result() != pid
 
 
-@mostly
+@everywhere
 def test_restarts_are_bounded(name: str) -> None:
     with rs.engine(name) as engine:
         [worker] = engine.spawn(Worker, name="worker", on_failure="restart", max_restarts=2)
@@ -201,7 +202,7 @@ class Fragile:
         return 1
 
 
-@mostly
+@everywhere
 def test_an_actor_that_cannot_be_built_again_says_why(name: str, tmp_path: Path) -> None:
     with rs.engine(name) as engine:
         [fragile] = engine.spawn(Fragile, (str(tmp_path / "built"),), on_failure="restart", max_restarts=2)
@@ -213,7 +214,7 @@ def test_an_actor_that_cannot_be_built_again_says_why(name: str, tmp_path: Path)
         assert [event.restarts for event in engine.statistics().events] == [1, 2, 2]
 
 
-@mostly
+@everywhere
 def test_a_hung_actor_has_a_deadline(name: str) -> None:
     with rs.engine(name) as engine:
         [worker] = engine.spawn(Worker, name="worker", on_failure="restart", deadline=2)
@@ -251,6 +252,7 @@ def test_a_callback_that_fails_surfaces() -> None:
 # Stages ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @everywhere
 def test_a_stage_continues_without_the_item_it_lost(name: str) -> None:
     with rs.engine(name) as engine:
@@ -270,7 +272,7 @@ def test_a_stage_continues_without_the_item_it_lost(name: str) -> None:
         assert [item for _, item in results] == sorted(item for _, item in results)
 
 
-@mostly
+@everywhere
 def test_a_stage_deals_the_turns_of_a_dropped_actor_to_the_others(name: str) -> None:
     with rs.engine(name) as engine:
         learners = engine.spawn(Worker, count=3, on_failure="drop")
@@ -306,7 +308,7 @@ class Door(Worker):
         return [int(array[0]) for array in arrays]
 
 
-@mostly
+@everywhere
 def test_replies_deferred_by_a_dead_actor_are_lost_with_it(name: str) -> None:
     with rs.engine(name) as engine:
         [door] = engine.spawn(Door, name="door", on_failure="restart")
@@ -317,7 +319,7 @@ def test_replies_deferred_by_a_dead_actor_are_lost_with_it(name: str) -> None:
         assert caught.value.outcome == "restarted"
 
 
-@mostly
+@everywhere
 def test_the_arrays_of_a_dead_actor_can_still_be_read(name: str, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -335,7 +337,7 @@ def test_the_arrays_of_a_dead_actor_can_still_be_read(name: str, tmp_path: Path)
         assert use.result() == [7]
 
 
-@mostly
+@everywhere
 def test_a_message_held_back_for_an_actor_that_dies_does_not_hang_the_engine(name: str) -> None:
     deaths = Deaths()
     with pytest.raises(rs.ActorDied, match="held"), rs.engine(name, on_event=deaths) as engine:  # noqa: PT012
@@ -370,7 +372,7 @@ class Saved(Worker):
             self.die()
 
 
-@mostly
+@everywhere
 @pytest.mark.parametrize("on_failure", ["restart", "drop", "raise"])
 @pytest.mark.parametrize("when", ["asked", "written"])
 def test_an_actor_that_dies_while_a_flow_is_saved(name: str, when: str, on_failure: Any) -> None:
@@ -431,19 +433,17 @@ except KeyboardInterrupt:
 """
 
 
-@mostly
-def test_killing_the_driver_leaves_no_process_and_no_memory(name: str) -> None:
-    before = set(os.listdir("/dev/shm"))
+@everywhere
+def test_killing_the_driver_leaves_no_process(name: str) -> None:
     with scripts.started("-c", SCRIPT, name) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 5
         process.kill()
-    scripts.eventually(lambda: scripts.ended(pids))
-    if name == "processes":
-        assert set(os.listdir("/dev/shm")) <= before
+    scripts.eventually(lambda: scripts.ended(pids))  # shared memory is looked for after every test
 
 
+@pytest.mark.quick
 @everywhere
 def test_ctrl_c_ends_everything_with_one_line(name: str) -> None:
     with scripts.started("-c", SCRIPT, name) as process:

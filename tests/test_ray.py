@@ -19,7 +19,7 @@ from rollstream.testing.engines import ENGINE_CHECKS
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.quick]
 
 
 @pytest.mark.parametrize("rule", ENGINE_CHECKS)

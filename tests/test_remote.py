@@ -17,8 +17,6 @@ from rollstream.engine import Actor, Deferred, RemoteError
 from rollstream.testing import ScriptedSource
 
 everywhere = pytest.mark.parametrize("name", ["processes", "ray"])
-mostly = pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-"""On Ray by `make test-all` only."""
 
 
 class Echo:
@@ -138,6 +136,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_arrays_arrive_as_they_are_and_read_only(echo: Actor[Echo], kind: str) -> None:
     array = ARRAYS[kind]
@@ -148,6 +147,7 @@ def test_arrays_arrive_as_they_are_and_read_only(echo: Actor[Echo], kind: str) -
     assert not echo.call("writeable", array).result()
 
 
+@pytest.mark.quick
 def test_arrays_travel_in_any_nesting(echo: Actor[Echo]) -> None:
     large, small = np.arange(50_000), np.arange(3)
     value = {"batch": Batch(large, {"x": (small, [large * 2])}), 1: Pair(large, None), "objects": [object]}
@@ -160,12 +160,14 @@ def test_arrays_travel_in_any_nesting(echo: Actor[Echo]) -> None:
     assert list(echo.call("same", again).result()) == [None, "x", 3]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("text", ["rollstream.engine", "quick", "array", ""])
 def test_any_text_travels(echo: Actor[Echo], text: str) -> None:
     assert echo.call("same", text).result() == text
     assert echo.call("same", [text]).result() == [text]
 
 
+@pytest.mark.quick
 def test_large_plain_values_travel(echo: Actor[Echo]) -> None:
     text = os.urandom(3_000_000)
     assert echo.call("same", text).result() == text
@@ -173,6 +175,7 @@ def test_large_plain_values_travel(echo: Actor[Echo]) -> None:
     assert echo.call("same", numbers).result() == numbers
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("size", [1_000, 100_000])
 def test_a_message_is_what_it_was_when_it_was_sent(echo: Actor[Echo], size: int) -> None:
     array = np.ones(size, int)
@@ -183,6 +186,7 @@ def test_a_message_is_what_it_was_when_it_was_sent(echo: Actor[Echo], size: int)
     assert (stored.get() == 1).all()
 
 
+@pytest.mark.quick
 @everywhere
 def test_a_result_for_another_actor_is_not_opened_by_the_driver(name: str) -> None:
     with rs.engine(name) as engine:
@@ -195,6 +199,7 @@ def test_a_result_for_another_actor_is_not_opened_by_the_driver(name: str) -> No
         assert Traced.opened == before + 1
 
 
+@pytest.mark.quick
 @everywhere
 def test_put_serializes_once_for_all_readers(name: str) -> None:
     with rs.engine(name) as engine:
@@ -205,7 +210,7 @@ def test_put_serializes_once_for_all_readers(name: str) -> None:
         assert Traced.written == before + 1
 
 
-@mostly
+@everywhere
 def test_arrays_of_several_actors_in_one_message_are_not_mixed_up(name: str) -> None:
     with rs.engine(name) as engine:
         *makers, reader = engine.spawn(Echo, count=4)
@@ -216,6 +221,7 @@ def test_arrays_of_several_actors_in_one_message_are_not_mixed_up(name: str) -> 
 # Errors ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_an_error_shows_where_it_was_raised(echo: Actor[Echo]) -> None:
     with pytest.raises(KeyError, match="no such key") as caught:
         echo.call("fail", KeyError("no such key")).result()
@@ -225,12 +231,14 @@ def test_an_error_shows_where_it_was_raised(echo: Actor[Echo]) -> None:
     assert "raise error" in cause
 
 
+@pytest.mark.quick
 def test_an_error_that_cannot_travel_is_described(echo: Actor[Echo]) -> None:
     with pytest.raises(RemoteError, match="Awkward: 1 and 2") as caught:
         echo.call("fail_awkwardly").result()
     assert "raise Awkward(1, 2)" in str(caught.value.__cause__)
 
 
+@pytest.mark.quick
 def test_what_cannot_be_pickled_is_named(echo: Actor[Echo]) -> None:
     lock = threading.Lock()
     with pytest.raises(rs.EngineError, match=r"argument 1 of Echo.same\['x'\]\[1\] is a lock, which cannot"):
@@ -252,7 +260,7 @@ def test_what_cannot_be_pickled_is_named(echo: Actor[Echo]) -> None:
     assert echo.call("same", 1).result() == 1
 
 
-@mostly
+@everywhere
 def test_a_reference_belongs_to_its_engine(name: str) -> None:
     with rs.engine(name) as engine, rs.engine(name) as other:
         [echo] = engine.spawn(Echo)
@@ -263,7 +271,7 @@ def test_a_reference_belongs_to_its_engine(name: str) -> None:
         assert int(echo.call("same", own).result()[0]) == 7
 
 
-@mostly
+@everywhere
 def test_an_operator_that_cannot_travel_is_named_with_its_line(name: str) -> None:
     lock = threading.Lock()
     with rs.engine(name) as engine:
@@ -276,6 +284,7 @@ def test_an_operator_that_cannot_travel_is_named_with_its_line(name: str) -> Non
 # Messages ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @everywhere
 def test_actors_send_to_each_other_while_the_driver_is_busy(name: str, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
@@ -288,21 +297,21 @@ def test_actors_send_to_each_other_while_the_driver_is_busy(name: str, tmp_path:
         assert [row.messages for row in engine.statistics().actors] == [1, 201]
 
 
-@mostly
+@everywhere
 def test_the_failure_of_a_message_from_another_actor_surfaces(name: str) -> None:
     with pytest.raises(ValueError, match="told"), rs.engine(name) as engine:  # noqa: PT012
         one, other = engine.spawn(Echo, count=2)
         one.call("tell", other, "fail", ValueError("told")).result()
 
 
-@mostly
+@everywhere
 def test_replies_nobody_waits_for_are_taken_in_all_the_same(name: str) -> None:
     with rs.engine(name) as engine:
         reply = engine.spawn(Echo)[0].call("same", 1)
         scripts.eventually(lambda: reply.done)
 
 
-@mostly
+@everywhere
 def test_a_reply_that_cannot_come_is_a_deadlock_also_as_an_argument(name: str) -> None:
     with rs.engine(name) as engine:
         [echo], [source] = engine.spawn(Echo), engine.spawn(ScriptedSource, ([[1, 2, 3]],))

@@ -80,6 +80,14 @@ def test_checkpoints_are_written_and_kept_as_before(tmp_path: Path) -> None:
     assert resumed(tmp_path / "run", checkpoint_every=64).run_config.checkpoints == CheckpointConfig(64, 2)
 
 
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with evaluations."""
+    out = tmp_path_factory.mktemp("runs") / "evaluated"
+    begun(out, evaluate_every=32, evaluate_episodes=1, stop_at=9999.0)
+    return out
+
+
 @pytest.mark.parametrize(
     ("said", "changed"),
     [
@@ -90,11 +98,10 @@ def test_checkpoints_are_written_and_kept_as_before(tmp_path: Path) -> None:
     ],
 )
 def test_evaluation_is_changed_only_where_something_is_said(
-    tmp_path: Path, said: dict[str, Any], changed: dict[str, Any]
+    evaluated: Path, said: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    begun(tmp_path / "run", evaluate_every=32, evaluate_episodes=1, stop_at=9999.0)
     expected = replace(EvaluationConfig(32, 1, 9999.0), **changed)
-    assert resumed(tmp_path / "run", **said).run_config.evaluation == expected
+    assert resumed(evaluated, **said).run_config.evaluation == expected
 
 
 def test_a_return_to_stop_at_is_looked_for_every_so_often(tmp_path: Path) -> None:
@@ -128,6 +135,14 @@ def test_the_same_may_be_said_again(tmp_path: Path) -> None:
     assert run.run_config.config.hidden == (4, 4)
 
 
+@pytest.fixture(scope="module")
+def unusual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a seed, stacked frames and keyword arguments of its environment."""
+    out = tmp_path_factory.mktemp("runs") / "unusual"
+    begun(out, seed=3, frame_stack=2, env_kwargs={"sutton_barto_reward": True}, steps=16)
+    return out
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
@@ -138,10 +153,9 @@ def test_the_same_may_be_said_again(tmp_path: Path) -> None:
         ({"config": {"hidden": [5]}}, r"has config {'hidden': \(4,\)}, not {'hidden': \(5,\)}"),
     ],
 )
-def test_something_else_may_not(tmp_path: Path, said: dict[str, Any], text: str) -> None:
-    begun(tmp_path / "run", seed=3, frame_stack=2, env_kwargs={"sutton_barto_reward": True})
+def test_something_else_may_not(unusual: Path, said: dict[str, Any], text: str) -> None:
     with pytest.raises(RunError, match=text):
-        resumed(tmp_path / "run", **said)
+        resumed(unusual, **said)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Recorder(NoDisplay):
         self.info: RunInfo | None = None
         self.notes: list[str] = []
         self.reports: list[dict[str, float]] = []
-        self.finished: list[Run | None] = []
+        self.finished: list[bool] = []
 
     def start(self, info: RunInfo) -> None:
         self.info = info
@@ -62,8 +62,8 @@ class Recorder(NoDisplay):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def finish(self, run: Run | None) -> None:
-        self.finished.append(run)
+    def finish(self, completed: bool) -> None:
+        self.finished.append(completed)
 
 
 def small(out: Path | None, **more: Any) -> Run:
@@ -101,7 +101,7 @@ def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, d
     assert display.notes == ["300 steps are rounded up to whole batches: 320"]
     assert display.info == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
-    assert display.finished == [straight]
+    assert display.finished == [True]
 
 
 def test_a_folder_has_it_all(straight: Run) -> None:
@@ -315,7 +315,7 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     _, stopping, where = display.notes
     assert "stopping" in stopping  # said at once
     assert where == f"interrupted after 192 steps, saved in {tmp_path / 'run'}"
-    assert display.finished == [None]
+    assert display.finished == [False]
     assert (tmp_path / "run" / "curve.png").exists()
     assert rs.load(tmp_path / "run").metrics[-1]["time/total_timesteps"] == 192
     display = Recorder()

@@ -10,7 +10,7 @@ import replay_workload
 
 
 class Cpprb(replay_workload.Competitor):
-    """Observations with those after them; frames come stacked, and each is stored once."""
+    """Observations with next observations; frames are given stacked, and stored once."""
 
     def __init__(self, workload: replay_workload.Workload, *, prioritized: bool):
         super().__init__(workload, prioritized=prioritized)

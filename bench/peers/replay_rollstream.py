@@ -1,4 +1,4 @@
-"""Rollstream's replay table, in the process itself."""
+"""Rollstream's replay table, without actors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollstream.replay import (
 
 
 class Rollstream(replay_workload.Competitor):
-    """Transitions over shared steps; frames are stored once and stacked when sampled."""
+    """Transitions over shared steps; frames are stored once, and stacked when sampled."""
 
     def __init__(self, workload: replay_workload.Workload, *, prioritized: bool):
         super().__init__(workload, prioritized=prioritized)

@@ -15,11 +15,11 @@ from torchrl.data.replay_buffers.samplers import (  # pyright: ignore[reportMiss
 
 
 class TorchRL(replay_workload.Competitor):
-    """Observations with those after them, frames stacked: as they are usually stored."""
+    """Observations with next observations and stacked frames, as usually stored."""
 
     def __init__(self, workload: replay_workload.Workload, *, prioritized: bool):
         super().__init__(workload, prioritized=prioritized)
-        torch.set_num_threads(1)  # as everybody here
+        torch.set_num_threads(1)  # as all competitors
         sampler = PrioritizedSampler(workload.items, alpha=0.6, beta=0.4) if prioritized else RandomSampler()
         storage = LazyTensorStorage(workload.items)
         self.buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=32)

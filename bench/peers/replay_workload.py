@@ -1,6 +1,6 @@
-"""What every competitor of `replay.py` is given, and how it answers: a line of JSON for each line of JSON.
+"""Workloads of `replay.py`, and the protocol of its competitors: one line of JSON per request and answer.
 
-Only numpy is used here: competitors run in interpreters of their own.
+Only needs NumPy: competitors run in their own interpreters.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = Any
 
 @dataclass(frozen=True)
 class Workload:
-    """What is stored: steps of some environments side by side, whose episodes all have the same length."""
+    """Steps of parallel environments whose episodes all have the same length."""
 
     name: str
     shape: tuple[int, ...]
-    """Of one observation; frames are stacked by 4."""
+    """Of one observation, before stacking."""
     dtype: str
     action: tuple[int, ...]
     environments: int
@@ -37,12 +37,12 @@ class Workload:
 
     @property
     def step_bytes(self) -> int:
-        """Of what is new in one step: observation, action, reward and whether it ended."""
+        """Distinct bytes per step: observation, action, reward and terminated."""
         action = 4 * int(np.prod(self.action)) if self.action else 8
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize + action + 4 + 1
 
     def steps(self, length: int, seed: int = 0) -> dict[str, Array]:
-        """Time-major columns `[T, B, ...]`; episodes terminate, environments at different times."""
+        """Time-major columns `[T, B, ...]`; environments terminate at different times."""
         generator = np.random.default_rng(seed)
         leading = (length, self.environments)
         random = generator.integers(0, 255, (length + 1, self.environments, *self.shape))
@@ -73,7 +73,7 @@ class Competitor(ABC):
 
     @abstractmethod
     def block(self, length: int) -> Any:
-        """Steps in the form they are best inserted in."""
+        """Steps in the library's native format."""
 
     @abstractmethod
     def insert(self, block: Any) -> None:
@@ -81,19 +81,19 @@ class Competitor(ABC):
 
     @abstractmethod
     def sample(self, count: int) -> Any:
-        """Draw a batch, every column of it in memory of its own."""
+        """Sample a batch of copies."""
 
     @abstractmethod
     def update(self, batch: Any, priorities: Array) -> None:
-        """Give the items of a batch other priorities."""
+        """Update the priorities of a batch."""
 
     def report(self) -> dict[str, float]:
-        """What more is to be known when the buffer is full."""
+        """Further figures of the full buffer."""
         return {}
 
 
 def main(make: Callable[..., Competitor]) -> None:
-    """Fill a buffer, then measure what is asked for, line by line."""
+    """Fill a buffer, then answer requests line by line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("--prioritized", action="store_true")
@@ -109,8 +109,8 @@ def main(make: Callable[..., Competitor]) -> None:
     generator = np.random.default_rng(0)
     blocks: dict[int, Any] = {}
     for line in sys.stdin:
-        asked = json.loads(line)
-        kind, count = asked["kind"], asked["count"]
+        request = json.loads(line)
+        kind, count = request["kind"], request["count"]
         if kind == "insert":
             if count not in blocks:
                 blocks[count] = competitor.block(count // workload.environments)
@@ -119,7 +119,7 @@ def main(make: Callable[..., Competitor]) -> None:
             call = partial(competitor.sample, count)
         else:
             call = partial(_sample_and_update, competitor, generator.random(count))
-        answer({"microseconds": _measure(call, asked["seconds"]) * 1e6})
+        answer({"microseconds": _measure(call, request["seconds"]) * 1e6})
 
 
 def _sample_and_update(competitor: Competitor, priorities: Array) -> None:
@@ -127,7 +127,7 @@ def _sample_and_update(competitor: Competitor, priorities: Array) -> None:
 
 
 def _fill(competitor: Competitor, workload: Workload) -> None:
-    """Until items have gone already, and with priorities of all sizes."""
+    """Fill beyond the maximum size, with random priorities."""
     length = 500
     block, steps = competitor.block(length), 0
     while steps < workload.items * 1.01:
@@ -140,7 +140,7 @@ def _fill(competitor: Competitor, workload: Workload) -> None:
 
 
 def _measure(call: Callable[[], Any], seconds: float) -> float:
-    """Seconds of processor time a call takes, on average over so many."""
+    """Average CPU time per call, in seconds."""
     call()
     calls, start, taken = 0, time.process_time(), 0.0
     while taken < seconds:
@@ -156,6 +156,6 @@ def _resident() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def answer(told: dict[str, float]) -> None:
-    """One line."""
-    print(json.dumps(told), flush=True)
+def answer(figures: dict[str, float]) -> None:
+    """Print one line of JSON."""
+    print(json.dumps(figures), flush=True)

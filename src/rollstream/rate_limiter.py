@@ -1,4 +1,4 @@
-"""The rate limiter of replay tables and of flows: three counts and two inequalities, as in Reverb.
+"""The rate limiter of replay tables and flows: three counts and two inequalities, as in Reverb.
 
 Cassirer et al., 2021, "Reverb: A Framework For Experience Replay", arXiv:2102.04736.
 """
@@ -13,12 +13,12 @@ from rollstream.engine.errors import RollstreamError
 
 
 class RateLimiter:
-    r"""Admits inserts and samples by the counts so far: I inserts, S samples and D deletes.
+    r"""Allows inserts and samples depending on the counts so far: I inserts, S samples and D deletes.
 
-    - n samples may be drawn if $I - D \ge$ `min_size` and $I r - S - n \ge$ `min_diff`;
-    - n items may be inserted if $I + n - D \le$ `min_size` or $(I + n) r - S \le$ `max_diff`.
+    - n samples are allowed if $I - D \ge$ `min_size` and $I r - S - n \ge$ `min_diff`;
+    - n inserts are allowed if $I + n - D \le$ `min_size` or $(I + n) r - S \le$ `max_diff`.
 
-    I - D is the size of the table, which may fall under `min_size` again.
+    I - D is the size of the table; it may fall below `min_size` again.
 
     >>> limiter = RateLimiter(samples_per_insert=2, min_size=3, min_diff=2, max_diff=10)
     >>> limiter.can_insert(3), limiter.can_sample(1)
@@ -48,14 +48,14 @@ class RateLimiter:
         self.deletes = 0
 
     def can_insert(self, count: int = 1) -> bool:
-        """Whether so many items may be inserted now."""
+        """Whether `count` inserts are allowed now."""
         inserts = self.inserts + count
         if inserts - self.deletes <= self.min_size:
             return True
         return inserts * self.samples_per_insert - self.samples <= self.max_diff
 
     def can_sample(self, count: int = 1) -> bool:
-        """Whether so many items may be sampled now."""
+        """Whether `count` samples are allowed now."""
         if self.inserts - self.deletes < self.min_size:
             return False
         return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff

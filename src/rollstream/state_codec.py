@@ -33,7 +33,7 @@ T = TypeVar("T")
 _KINDS: dict[str, type] = {}
 
 
-class NotSerializable(RollstreamError):
+class StateEncodingError(RollstreamError):
     """A state contains a value that cannot be saved."""
 
 
@@ -84,7 +84,7 @@ def decode_state(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> 
             return {decode_state(key, arrays): decode_state(part, arrays) for key, part in value}
         case "$instance":
             if value not in _KINDS:
-                raise NotSerializable(
+                raise StateEncodingError(
                     f"a saved state contains a {value}: import the module that defines it first"
                 )
             parts = decode_state(structure["parts"], arrays)
@@ -93,7 +93,7 @@ def decode_state(structure: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> 
             return int(value)
         case "$float":
             return float(value)
-    raise NotSerializable(f"a saved state contains {kind!r}, unknown to this version; use a newer one")
+    raise StateEncodingError(f"a saved state contains {kind!r}, unknown to this version; use a newer one")
 
 
 def _encode(value: Any, path: str, arrays: Arrays) -> Any:
@@ -127,7 +127,7 @@ def _encode(value: Any, path: str, arrays: Arrays) -> Any:
         ]
         return {"$dict": items}
     where, what = path.lstrip("/") or "the state", f"{kind.__module__}.{kind.__qualname__}"
-    raise NotSerializable(
+    raise StateEncodingError(
         f"{where} is a {what}, which cannot be saved; "
         f"use dicts, lists, tuples, numbers, strings, None and numeric arrays"
     )
@@ -140,7 +140,7 @@ def _is_jax_array(value: Any) -> bool:
 
 def _store(mark: str, array: np.ndarray[Any, Any], path: str, arrays: Arrays) -> dict[str, Any]:
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise NotSerializable(
+        raise StateEncodingError(
             f"{path.lstrip('/')} is an array of {array.dtype}, which cannot be saved; use numeric arrays"
         )
     name = base = path.strip("/") or "state"

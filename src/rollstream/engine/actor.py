@@ -24,7 +24,7 @@ Operation: TypeAlias = str | Callable[..., Any]
 class Message:
     """A method to call, or a function of the slot to run, and the future of its reply."""
 
-    __slots__ = ("actor", "args", "counted", "future", "label", "operation", "payload", "posted", "sticky")
+    __slots__ = ("actor", "args", "future", "label", "operation", "payload", "posted", "sticky")
 
     def __init__(self, operation: Operation, args: tuple[Any, ...], future: Future[Any] | None, label: str):
         self.operation = operation
@@ -32,10 +32,9 @@ class Message:
         self.future = future
         self.label = label
         self.actor: Actor[Any] | None = None
+        """Whom it was sent to, while it is in flight."""
         self.sticky: str | None = None
         """Its kind, if it is kept as the last of its kind for a restarted instance."""
-        self.counted = False
-        """Whether it counts as in flight."""
         self.posted: tuple[str, float] | None = None
         """Sender and time, when messages are traced."""
         self.payload: Any = None
@@ -176,3 +175,23 @@ class Actor(Generic[A]):
 
 def _kind(name: str, sticky: bool | str) -> str | None:
     return sticky if isinstance(sticky, str) else name if sticky else None
+
+
+class ActorNames:
+    """Hands out names that no other actor of an engine has."""
+
+    def __init__(self) -> None:
+        self._taken = {DRIVER}
+        self._lock = threading.Lock()
+
+    def take(self, name: str, count: int) -> list[str]:
+        """`name`, or `name[0]`, `name[1]`, ... for several; with a number if the name is taken."""
+        with self._lock:
+            taken = {*self._taken, *(own.partition("[")[0] for own in self._taken)}
+            base, number = name, 1
+            while base in taken:
+                number += 1
+                base = f"{name}-{number}"
+            names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
+            self._taken.update(names)
+        return names

@@ -54,7 +54,7 @@ class ActorHost(ABC):
         except BaseException as error:
             error.add_note("raised while the message was unpacked")
             return None, error, 0.0, 0.0
-        return self.slot.timed_run(operation, args, BaseException)
+        return self.slot.timed_run(operation, args)
 
     def result(self, value: Any, error: BaseException | None) -> tuple[int, Payload]:
         """A reply: `VALUE` or `ERROR`, and its payload."""

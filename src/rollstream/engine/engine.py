@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
-from rollstream.engine.actor import DRIVER, Actor, Message, Operation
+from rollstream.engine.actor import DRIVER, Actor, ActorNames, Message, Operation
+from rollstream.engine.dispatcher import Dispatcher
 from rollstream.engine.errors import Deadlock, EngineClosed, EngineError
 from rollstream.engine.future import Deferred, Future, Ref
 from rollstream.engine.in_flight import InFlight
@@ -65,18 +65,19 @@ class Engine:
         self.actors: dict[str, Actor[Any]] = {}
         self.timed_actors: list[Actor[Any]] = []
         """Actors whose messages have a deadline."""
-        self.in_flight = InFlight(self._release)
+        self.in_flight = InFlight(lambda actor: self.dispatcher.release(actor))
+        self.dispatcher = Dispatcher(self)
         self.supervisor = Supervisor(self)
         self.interrupted = False
         """Whether Ctrl-C came in the middle of a message: then the count of messages may be wrong."""
         self.sink = transport.sink
         self.sender = transport.sender
         self.idle = self.in_flight.idle
-        self._run = transport.run if transport.in_thread else None
+        self.post = self.dispatcher.post
+        self.make_room = self.dispatcher.make_room
         self._flows: list[Callable[[], None]] = []
         """Open flows, each as the function that closes it."""
-        self._names: set[str] = {DRIVER}
-        self._naming = threading.Lock()
+        self._names = ActorNames()
         transport.open(self)
         self.remote = transport.codec is not None
         """Whether actors live in other processes, so that messages are serialized."""
@@ -126,7 +127,7 @@ class Engine:
             raise EngineError(f"count={count!r}: spawn a whole number of actors, at least one")
         options = SpawnOptions(on_failure, max_restarts, deadline, resources or {})
         actors: list[Actor[A]] = []
-        for index, own in enumerate(self._take_names(name or cls.__name__, count)):
+        for index, own in enumerate(self._names.take(name or cls.__name__, count)):
             actor = Actor(self, own, index, cls)
             actor.options, actor.count = options, count
             actor.constructor = (cls, tuple(args), kwargs or {})
@@ -299,105 +300,6 @@ class Engine:
         self.post(actor, message)
         return future
 
-    # Sending -----------------------------------------------------------------------------------
-
-    def post(self, actor: Actor[Any], message: Message, sticky: str | None = None) -> None:
-        """Send a message; `sticky` makes it the last of its kind, handled again after a restart."""
-        if self.in_flight.closed:
-            self.require_open()
-        if actor.gone is not None:
-            self._refuse_gone(actor, message)
-            return
-        if message.payload is None and self.transport.codec is not None:
-            message.payload = self.transport.codec.pack_message(message)
-        message.sticky = sticky
-        if self.tracer is not None and message.posted is None:
-            message.posted = (self.sender(), time.perf_counter())
-        try:
-            self.in_flight.add(message, actor)
-            self._deliver_or_hold(actor, message)
-            if self._run is not None and self._run() and message.future is None:
-                self.raise_failure()
-        except BaseException:
-            self.interrupted = True
-            raise
-
-    def _deliver_or_hold(self, actor: Actor[Any], message: Message) -> None:
-        futures = self._futures_in(message)
-        with actor.lock:
-            late = bool(futures) and self.in_flight.hold(actor, futures)
-            if actor.up and not late and not actor.held:
-                self.deliver(actor, message, futures)
-                return
-            if actor.gone is None:
-                actor.held.append(message)
-        if actor.gone is not None:  # it died meanwhile
-            self._refuse_gone(actor, message)
-        else:
-            self.transport.later(partial(self.send_held, actor))
-
-    def deliver(
-        self, actor: Actor[Any], message: Message, futures: Sequence[Future[Any]] | None = None
-    ) -> None:
-        """Hand a message to the transport; one that carries a failed reply fails itself."""
-        for future in self._futures_in(message) if futures is None else futures:
-            if future.error is not None:
-                future.read = True
-                self.transport.later(partial(self.in_flight.settle, message, None, future.error))
-                return
-        if message.sticky is not None:  # from now on: until here, an earlier one of its kind holds
-            actor.sticky.pop(message.sticky, None)
-            actor.sticky[message.sticky] = message
-        self.transport.deliver(actor, message)
-
-    def send_held(self, actor: Actor[Any]) -> None:
-        """Send what is no longer held back, in order."""
-        with actor.lock:
-            if not actor.up:
-                return
-            futures: Sequence[Future[Any]] = ()
-            while actor.held:
-                futures = self._futures_in(actor.held[0])
-                if self.in_flight.hold(actor, futures):
-                    break
-                self.deliver(actor, actor.held.popleft(), futures)
-            self.in_flight.set_held(actor, len(actor.held), futures)
-        if self._run is not None:
-            self._run()
-
-    def _release(self, actor: Actor[Any]) -> None:
-        """A reply that a held message carries is there."""
-        self.transport.later(partial(self.send_held, actor))
-
-    def _futures_in(self, message: Message) -> Sequence[Future[Any]]:
-        if message.payload is not None:
-            return message.payload.futures() if message.payload.parts else ()
-        return [argument for argument in message.args if isinstance(argument, Future)]
-
-    def _refuse_gone(self, actor: Actor[Any], message: Message) -> None:
-        """A message to an actor that died and was not restarted: a broadcast continues, a call fails."""
-        assert actor.gone is not None
-        self.supervisor.lose(actor, [message], actor.gone)
-        if actor.gone.outcome == "raised" and message.future is None:
-            raise actor.gone
-
-    def make_room(self, actor: Actor[Any]) -> None:
-        """Wait until an actor is less far behind. Actors never wait here: two could wait for each other."""
-        if self.sender() != DRIVER:
-            return
-        sink = self.sink()
-        self.in_flight.watch(sink)
-        try:
-            while self.in_flight.crowded(actor, self.mailbox_size, sink):
-                if self.in_flight.idle():
-                    raise Deadlock(
-                        f"{actor.name} has {actor.outstanding} messages waiting and cannot continue"
-                    )
-                sink.wait()
-                self.require_open()
-        finally:
-            self.in_flight.unwatch(sink)
-
     # For transports ----------------------------------------------------------------------------
 
     def complete(
@@ -420,17 +322,6 @@ class Engine:
             self.in_flight.defer(message, actor.name, value)
         else:
             self.in_flight.settle(message, value, error)
-
-    def forward(self, sender: Actor[Any], target: str, payload: Any, label: str, sticky: str | None) -> None:
-        """An actor in another process sends a message to another actor: pass it on unopened."""
-        message = Message("", (), None, label)
-        message.payload = payload
-        if self.tracer is not None:
-            message.posted = (sender.name, time.perf_counter())
-        try:
-            self.post(self.actors[target], message, sticky)
-        except EngineError as error:  # the other is gone, or the engine is closed
-            self.in_flight.settle(message, None, error)
 
     def find_actor(self, name: str, index: int, cls: type) -> Actor[Any]:  # noqa: ARG002
         """The handle that a serialized one stands for."""
@@ -482,17 +373,6 @@ class Engine:
             f"Press Ctrl-C to end it, or give spawn a deadline"
         )
         print(text, file=sys.stderr, flush=True)
-
-    def _take_names(self, name: str, count: int) -> list[str]:
-        with self._naming:
-            taken = {*self._names, *(actor.partition("[")[0] for actor in self._names)}
-            base, number = name, 1
-            while base in taken:
-                number += 1
-                base = f"{name}-{number}"
-            names = [base] if count == 1 else [f"{base}[{index}]" for index in range(count)]
-            self._names.update(names)
-        return names
 
 
 def _nothing(_: Any) -> None:

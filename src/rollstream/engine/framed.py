@@ -68,7 +68,6 @@ class FramedTransport(RemoteTransport):
         self._growth: dict[str, int] = {}
 
     def open(self, engine: Any) -> None:
-        """Serialize for this engine."""
         super().open(engine)
         self.codec = Codec(engine, self._store, "the driver")
 
@@ -102,12 +101,11 @@ class FramedTransport(RemoteTransport):
             wrapped = connection.channel.wrap(actor.constructor)
             self.write(actor, connection.channel.frame(BUILD, wrapped, context))
             for message in first:
-                self.engine.deliver(actor, message)
+                self.engine.dispatcher.deliver(actor, message)
             actor.up = True
         return True
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Send a message."""
         connection: Connection = actor.connection
         number = next(self._numbers)
         if not connection.pending:
@@ -119,11 +117,9 @@ class FramedTransport(RemoteTransport):
         self.write(actor, connection.channel.frame(MESSAGE, number, wrapped))
 
     def ask_to_end(self, actor: Actor[Any]) -> None:
-        """Let an actor end by itself."""
         self.write(actor, actor.connection.channel.frame(STOP))
 
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
-        """The message an actor is handling and when it began."""
         message = next(iter(list(actor.connection.pending.values())), None)
         return None if message is None else (message, actor.connection.since)
 
@@ -197,7 +193,6 @@ class FramedTransport(RemoteTransport):
     # From actors -------------------------------------------------------------------------------
 
     def receive(self, actor: Actor[Any], data: bytes | memoryview) -> None:
-        """Take bytes from an actor."""
         try:
             frames = actor.connection.channel.feed(data)
         except Exception as error:  # no file descriptor left for its memory, for one
@@ -256,7 +251,7 @@ class FramedTransport(RemoteTransport):
             deferred.resolve(actor.connection.channel.unwrap(wrapped))
 
     def _on_post(self, actor: Actor[Any], target: str, wrapped: Any, label: str, sticky: str | None) -> None:
-        self.engine.forward(actor, target, actor.connection.channel.unwrap(wrapped), label, sticky)
+        self.engine.dispatcher.forward(actor, target, actor.connection.channel.unwrap(wrapped), label, sticky)
 
     def _on_wants(self, actor: Actor[Any]) -> None:
         """An actor needs the memory it has lent: an empty frame says what is no longer read."""

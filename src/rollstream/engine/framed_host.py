@@ -53,7 +53,6 @@ class FramedHost(ActorHost):
     # From the driver ---------------------------------------------------------------------------
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take bytes from the driver."""
         for kind, fields in self.channel.feed(data):
             if kind == RETURNED:
                 self._awaits_memory = False
@@ -118,7 +117,6 @@ class FramedHost(ActorHost):
     # To the driver -----------------------------------------------------------------------------
 
     def send(self, kind: str, *fields: Any) -> None:
-        """Send a frame."""
         with self._writing:
             if self._arena.grown != self._grown:
                 self._grown = self._arena.grown
@@ -129,7 +127,6 @@ class FramedHost(ActorHost):
             self.write(self.channel.frame(kind, *fields))
 
     def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        """Give the driver a message for another actor."""
         with self._writing:
             wrapped = self.channel.wrap(payload)
         self.send(POST, target, wrapped, label, sticky)

@@ -41,7 +41,6 @@ class InFlight:
         """A message was sent to an actor."""
         with self._lock:
             message.actor = actor
-            message.counted = True
             self.outstanding += 1
             actor.outstanding += 1
 
@@ -51,8 +50,8 @@ class InFlight:
         if error is not None and (future is None or future.sink is None):  # a flow's error says more
             error.add_note(f"raised while {message.label} was handled")
         with self._lock:
-            if message.counted:
-                self._handled(message)
+            if message.actor is not None:
+                self._handled(message, message.actor)
             if future is not None:
                 future.reply, future.error, future.done = value, error, True
                 if (notified := future.sink) is not None:
@@ -72,14 +71,13 @@ class InFlight:
         for actor in dependents:
             self._on_release(actor)
 
-    def _handled(self, message: Message) -> None:
-        message.counted = False
+    def _handled(self, message: Message, actor: Actor[Any]) -> None:
+        message.actor = None
         self.outstanding -= 1
-        assert message.actor is not None
-        message.actor.outstanding -= 1
+        actor.outstanding -= 1
         if self._crowded:
-            for sink, (actor, limit) in self._crowded.items():
-                if actor.outstanding < limit:
+            for sink, (crowded, limit) in self._crowded.items():
+                if crowded.outstanding < limit:
                     sink.wake()
 
     # Deferred replies --------------------------------------------------------------------------
@@ -94,8 +92,8 @@ class InFlight:
             self.settle(message, None, error)
             return
         with self._lock:
-            if message.counted:
-                self._handled(message)
+            if message.actor is not None:
+                self._handled(message, message.actor)
             self._wake_if_idle()
 
     def abandon(self, error: EngineError, receiver: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
@@ -38,36 +39,37 @@ class InlineTransport(Transport):
             raise
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Queue a message for `run`."""
         self._queue.append((actor, message))
 
     def run(self) -> bool:
         """Handle every message that waits, unless one is being handled now."""
         if self._running is not None:
             return False
-        queue = self._queue
+        queue, clock = self._queue, time.perf_counter
         while queue:
             actor, message = queue.popleft()
             self._running = actor.name
+            value = error = None
+            start = clock()
             try:
-                handle(actor, message, Exception)
+                value = actor.connection.run(message.operation, message.args)
+            except Exception as caught:
+                error = caught
             except BaseException:  # Ctrl-C, say: it is not the actor's to handle
                 self.engine.in_flight.settle(message)
                 raise
             finally:
                 self._running = None
+            self.engine.complete(actor, message, value, error, start, clock())
         return True
 
     def sender(self) -> str:
-        """The actor whose message is being handled."""
         return self._running or DRIVER
 
     def can_progress(self) -> bool:
-        """Nothing runs while the caller waits."""
         return False
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:  # noqa: ARG002
-        """End the instances."""
         for actor in actors:
             end_slot(actor)
 
@@ -77,12 +79,6 @@ def build_slot(actor: Actor[Any]) -> None:
     slot = ActorSlot(ActorContext(actor.name, actor.index, actor.count))
     slot.build(*actor.constructor)
     actor.connection, actor.up = slot, True
-
-
-def handle(actor: Actor[Any], message: Message, catches: type[BaseException]) -> None:
-    """Handle a message in this thread, and settle its reply."""
-    slot: ActorSlot = actor.connection
-    actor.engine.complete(actor, message, *slot.timed_run(message.operation, message.args, catches))
 
 
 def end_slot(actor: Actor[Any]) -> None:

@@ -38,7 +38,6 @@ class ProcessHost(FramedHost):
         self._readable.register(sock, select.POLLIN)
 
     def run(self) -> None:
-        """Handle messages until the driver says stop, or is gone."""
         while True:
             if self.has_message() and self._readable.poll(0):
                 self.read()  # a stop overtakes messages that have not begun
@@ -50,21 +49,18 @@ class ProcessHost(FramedHost):
         self.say_goodbye()
 
     def read(self) -> None:
-        """Wait for bytes from the driver."""
         length = self._sock.recv_into(self._chunk)
         if not length:
             os._exit(0)  # the driver is gone
         self.receive(self._chunk[:length])
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the driver."""
         try:
             self._sock.sendall(data)
         except OSError:
             os._exit(0)  # the driver is gone
 
     def can_wait(self) -> bool:
-        """Only the thread that handles messages reads the socket."""
         return threading.get_ident() == self._thread
 
     def leave_fork(self) -> None:

@@ -62,7 +62,6 @@ class ProcessesTransport(FramedTransport):
         _OPEN.add(self)
 
     def require_usable(self) -> None:
-        """Raise in a fork of the driver's process."""
         if self._pid != os.getpid():
             raise EngineError(
                 f"this engine belongs to process {self._pid}, of which this one is a fork; open one here"
@@ -73,11 +72,9 @@ class ProcessesTransport(FramedTransport):
         return QueueSink() if self._loop is None else IOLoopSink(self._loop)
 
     def serves(self) -> bool:
-        """Whether the calling thread serves the sockets."""
         return self._loop is None or self._loop.is_mine()
 
     def later(self, function: Callable[[], None]) -> None:
-        """Have whoever serves the sockets call a function."""
         self.loop.later(function)
 
     @property
@@ -89,7 +86,6 @@ class ProcessesTransport(FramedTransport):
     # Starting and ending -----------------------------------------------------------------------
 
     def start(self, actors: list[Actor[Any]]) -> None:
-        """Start a process for each."""
         with self._opening:
             if self._loop is None:
                 self._loop = IOLoop(self._time_left, self.collect, self._broken)
@@ -104,7 +100,6 @@ class ProcessesTransport(FramedTransport):
             ) from error
 
     def connect(self, actor: Actor[Any], incarnation: int) -> Connection | None:
-        """Start a process."""
         process = Process(actor.name, incarnation, self.pool_bytes, dict(self.environment))
         process.socket.setblocking(False)
         if actor.stopping:
@@ -118,11 +113,9 @@ class ProcessesTransport(FramedTransport):
         return connection
 
     def kill(self, actor: Actor[Any]) -> None:
-        """End an actor's process at once."""
         actor.connection.process.kill()
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:
-        """End every process."""
         try:
             self.end_all(
                 [actor for actor in actors if not actor.ended.is_set()], self.grace if hurry else None

@@ -92,7 +92,6 @@ class RayHost(ActorHost):
         return frames
 
     def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        """Give the driver a message for another actor."""
         self._say(POST, target, item_of(payload), label, sticky)
 
     def _say_late(self, number: int, value: Any, error: BaseException | None) -> None:

@@ -81,14 +81,12 @@ class RayTransport(RemoteTransport):
         self._timer: threading.Timer | None = None
 
     def open(self, engine: Any) -> None:
-        """Serialize for this engine."""
         super().open(engine)
         self.codec = Codec(engine, Buffers, "the driver", store)
 
     # Starting and ending -----------------------------------------------------------------------
 
     def start(self, actors: list[Actor[Any]]) -> None:
-        """Start a Ray actor for each."""
         _warn_if_nowhere(actors[0].options)
         super().start(actors)
 
@@ -106,12 +104,11 @@ class RayTransport(RemoteTransport):
             self._when_done(built, partial(self._on_built, actor, connection))
             self._listen(actor, connection)
             for message in first:
-                self.engine.deliver(actor, message)
+                self.engine.dispatcher.deliver(actor, message)
             actor.up = True
         return True
 
     def ask_to_end(self, actor: Actor[Any]) -> None:
-        """Let an actor end by itself."""
         handle = actor.connection.handle
         if actor.connection.pending:
             handle.stop.remote()
@@ -123,7 +120,6 @@ class RayTransport(RemoteTransport):
         self.kill(actor)
 
     def kill(self, actor: Actor[Any]) -> None:
-        """End a Ray actor at once."""
         with suppress(Exception):
             ray.kill(actor.connection.handle)
 
@@ -141,7 +137,6 @@ class RayTransport(RemoteTransport):
     # Sending -----------------------------------------------------------------------------------
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Call the Ray actor."""
         connection: RayConnection = actor.connection
         record, value = connection.handle.handle.remote(body_of(message.payload), *items_of(message.payload))
         number = connection.sent
@@ -154,7 +149,6 @@ class RayTransport(RemoteTransport):
             self.later(self._check_deadlines)
 
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
-        """The message an actor is handling and when it began."""
         sent = next(iter(list(actor.connection.pending.values())), None)
         return None if sent is None else (sent.message, actor.connection.since)
 
@@ -321,7 +315,7 @@ class RayTransport(RemoteTransport):
     def _on_post(
         self, actor: Actor[Any], _: RayConnection, target: str, item: Any, label: str, sticky: str | None
     ) -> None:
-        self.engine.forward(actor, target, payload_from(item), label, sticky)
+        self.engine.dispatcher.forward(actor, target, payload_from(item), label, sticky)
 
     _frames: ClassVar[Mapping[str, Callable[..., None]]] = {LATE: _on_late, POST: _on_post}
 

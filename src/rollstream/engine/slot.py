@@ -76,14 +76,14 @@ class ActorSlot:
             raise cannot_exit(f"{self.context.name}.{what}", error) from error
 
     def timed_run(
-        self, operation: str | Callable[..., Any], args: tuple[Any, ...], catches: type[BaseException]
+        self, operation: str | Callable[..., Any], args: tuple[Any, ...]
     ) -> tuple[Any, BaseException | None, float, float]:
         """Handle one message: its value or error, and when it began and ended."""
         value = error = None
         start = time.perf_counter()
         try:
             value = self.run(operation, args)
-        except catches as caught:
+        except BaseException as caught:
             error = caught
         return value, error, start, time.perf_counter()
 

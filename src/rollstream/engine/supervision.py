@@ -75,7 +75,7 @@ class Supervisor:
             self._in_flight.settle(rebuilding)
             return False
         for message in first:
-            if not message.counted:
+            if message.actor is None:
                 self._in_flight.add(message, actor)
         actor.rebuilding, actor.verdict = rebuilding, None
         try:
@@ -88,7 +88,7 @@ class Supervisor:
             self.lose(actor, [rebuilding, *first], actor.gone)
             return False
         if launched:
-            self._engine.send_held(actor)
+            self._engine.dispatcher.send_held(actor)
             return True
         actor.rebuilding = None
         self.refuse([rebuilding, *first])

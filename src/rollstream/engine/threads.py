@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollstream.engine.actor import DRIVER, Actor, Message
-from rollstream.engine.inline import build_slot, end_slot, handle
+from rollstream.engine.inline import build_slot, end_slot
 from rollstream.engine.sinks import QueueSink
 from rollstream.engine.transport import Transport
 
@@ -26,7 +26,6 @@ class ThreadsTransport(Transport):
         self._mailboxes: dict[str, SimpleQueue[Message | None]] = {}
 
     def start(self, actors: list[Actor[Any]]) -> None:
-        """Start a thread for each, which builds its instance."""
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         for actor in actors:
             self._mailboxes[actor.name] = SimpleQueue()
@@ -48,26 +47,23 @@ class ThreadsTransport(Transport):
             started.put(error)
             return
         started.put(None)
-        mailbox, engine = self._mailboxes[actor.name], self.engine
+        mailbox, engine, slot = self._mailboxes[actor.name], self.engine, actor.connection
         while (message := mailbox.get()) is not None:
             if engine.closed:
                 engine.supervisor.refuse([message])
             else:
-                handle(actor, message, BaseException)
+                engine.complete(actor, message, *slot.timed_run(message.operation, message.args))
             del message  # or the last one would be kept alive
         end_slot(actor)
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
-        """Put a message into the actor's mailbox."""
         self._mailboxes[actor.name].put(message)
 
     def sender(self) -> str:
-        """The actor whose thread this is."""
         name = threading.current_thread().name
         return name if self._threads.get(name) is threading.current_thread() else DRIVER
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:  # noqa: ARG002
-        """Let every thread finish its current message."""
         for actor in actors:
             self._mailboxes[actor.name].put(None)
         for actor in actors:

@@ -121,7 +121,6 @@ class RemoteTransport(Transport):
     def wait_started(
         self, started: SimpleQueue[BaseException | None], count: int
     ) -> list[BaseException | None]:
-        """Wait until so many instances are built or have failed."""
         return [started.get() for _ in range(count)]
 
     def end_all(self, actors: list[Actor[Any]], grace: float | None) -> None:

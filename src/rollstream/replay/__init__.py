@@ -27,7 +27,6 @@ from rollstream.replay.signature import (
     infer_signature,
     unflatten_columns,
 )
-from rollstream.replay.step_storage import StepStorage
 from rollstream.replay.table import Table, TableInfo
 from rollstream.replay.windowing import Episodes, Sequences, Transitions, Windowing, Windows
 from rollstream.replay.writer import Writer
@@ -55,7 +54,6 @@ __all__ = [
     "Signature",
     "SignatureError",
     "Stack",
-    "StepStorage",
     "Table",
     "TableInfo",
     "Transitions",

@@ -61,7 +61,6 @@ class ChaosTransport(FramedTransport):
         return self._random.randrange(count)
 
     def run(self) -> bool:
-        """Take a few steps, or none; from inside a step, none."""
         while not self._stepping and self.chance(0.6) and self.step():
             pass
         return False
@@ -80,7 +79,6 @@ class ChaosTransport(FramedTransport):
         return True
 
     def can_progress(self) -> bool:
-        """Whether anything can happen."""
         return bool(self._steps())
 
     def _steps(self) -> list[Callable[[], None]]:
@@ -102,7 +100,6 @@ class ChaosTransport(FramedTransport):
     # What a transport does ---------------------------------------------------------------------
 
     def connect(self, actor: Actor[Any], incarnation: int) -> Connection | None:
-        """Make a host for an actor."""
         if actor.stopping:
             return None
         to_driver: deque[int] = deque()
@@ -113,19 +110,15 @@ class ChaosTransport(FramedTransport):
         return Connection(Channel(_MemoryPort(to_actor, to_driver), self._maps, self._gone), f"{arena}/")
 
     def write(self, actor: Actor[Any], data: bytes) -> None:
-        """The bytes arrive later, unless the actor is dead."""
         self._hosts[actor.name].take_bytes(data)
 
     def later(self, function: Callable[[], None]) -> None:
-        """Call a function in a step of its own."""
         self._later.append(function)
 
     def serves(self) -> bool:
-        """Nobody may wait in the middle of a step."""
         return True
 
     def sink(self) -> Sink:
-        """A sink that shows replies late and in any order."""
         return _ChaosSink(self)
 
     def kill(self, actor: Actor[Any]) -> None:
@@ -138,19 +131,16 @@ class ChaosTransport(FramedTransport):
         return self._deaths > 0 and self.chance(self._deaths)
 
     def wait_started(self, started: SimpleQueue[BaseException | None], count: int) -> list[Any]:
-        """Step until the instances are built."""
         while started.qsize() < count:
             assert self.step(), "an instance is never built"
         return [started.get() for _ in range(count)]
 
     def wait_ended(self, actor: Actor[Any], timeout: float | None) -> bool:  # noqa: ARG002
-        """Step until an actor has ended."""
         while not actor.ended.is_set() and self.step():
             pass
         return actor.ended.is_set()
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:
-        """End every actor."""
         self.end_all([actor for actor in actors if not actor.ended.is_set()], 0.0 if hurry else None)
         self.close_memory()
 

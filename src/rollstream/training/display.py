@@ -24,7 +24,6 @@ from rollstream.training.progress_tracker import (
 
 if TYPE_CHECKING:
     from rollstream.rl.operators import Report
-    from rollstream.training.run import Run
 
 _REFRESH = 4
 """Refreshes of the live view per second."""
@@ -91,14 +90,14 @@ class LineDisplay:
         """Write the text."""
         self._write(text)
 
-    def finish(self, run: Run | None) -> None:
+    def finish(self, completed: bool) -> None:
         """Write the last report, unless it is there already, and a summary."""
         tracker, now = self._tracker, self._clock()
         if tracker is None:
             return
         if self._pending:
             self._write(_line(tracker, now))
-        if run is not None:
+        if completed:
             self._write(_summary(tracker, now - self._start_time))
 
     def _started(self) -> ProgressTracker:
@@ -176,12 +175,12 @@ class LiveDisplay:
         """Print the text above the view."""
         self._console.print(Text(text, style="yellow"))
 
-    def finish(self, run: Run | None) -> None:
+    def finish(self, completed: bool) -> None:
         """Draw a last time and leave the view on the terminal."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
-            if run is not None and self._tracker is not None:
+            if completed and self._tracker is not None:
                 self._console.print(Text(_summary(self._tracker, self._clock() - self._start_time)))
 
     def render(self) -> Text:

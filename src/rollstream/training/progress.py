@@ -10,7 +10,6 @@ from rollstream.flow import Statistics
 
 if TYPE_CHECKING:
     from rollstream.rl.operators import Report
-    from rollstream.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Display(Protocol):
         """Show a one-line message. May be called before `start`."""
         ...
 
-    def finish(self, run: Run | None) -> None:
-        """Training has ended; `run` is `None` if it was interrupted or failed."""
+    def finish(self, completed: bool) -> None:
+        """Training has ended; not `completed` if it was interrupted or failed."""
         ...
 
 
@@ -69,5 +68,5 @@ class NoDisplay:
     def note(self, text: str) -> None:
         """Do nothing."""
 
-    def finish(self, run: Run | None) -> None:
+    def finish(self, completed: bool) -> None:
         """Do nothing."""

@@ -110,11 +110,10 @@ def train(
     try:
         loop.run(resume)
     except BaseException:
-        display.finish(None)
+        display.finish(completed=False)
         raise
-    run = Run(run_config, folder, loop.metrics, loop.weights)
-    display.finish(run)
-    return run
+    display.finish(completed=True)
+    return Run(run_config, folder, loop.metrics, loop.weights)
 
 
 class Run:

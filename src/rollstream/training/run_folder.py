@@ -25,7 +25,7 @@ from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
-from rollstream.state_codec import NotSerializable, decode_state, encode_state
+from rollstream.state_codec import StateEncodingError, decode_state, encode_state
 from rollstream.training.config import config_from_dict
 from rollstream.training.metrics import read_metrics
 from rollstream.user_code import file_and_name
@@ -228,7 +228,7 @@ def read_run_config(
 def _encode_env_kwargs(env_kwargs: Mapping[str, Any]) -> Any:
     try:
         structure, arrays = encode_state(dict(env_kwargs))
-    except NotSerializable as error:
+    except StateEncodingError as error:
         raise RunError(f"env_kwargs cannot be written to config.json: {error}") from None
     if arrays:
         raise RunError(
