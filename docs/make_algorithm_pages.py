@@ -243,7 +243,7 @@ def results_section(name: str) -> str:
     if not results.rows:
         return "None yet."
     commands = "\n".join(results.commands)
-    return f"""[Results](../results.md) says how returns are measured.
+    return f"""A gate passes if enough seeds reach the return. [Results](../results.md) has the method.
 
 {table(heading, results.rows)}
 
