@@ -71,16 +71,22 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    own = "ignore:Error reading persistent compilation cache entry:UserWarning"  # see pyproject.toml
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), own]))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use Ray are slow, if not marked as quick; they run in one process, with one cluster."""
+    """Tests on Ray are slow unless they are marked quick.
+
+    If tests run in several processes, those on Ray share one, and its cluster; so do those of one file, and
+    their fixtures.
+    """
     for item in items:
-        if _uses_ray(item):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-            if not item.get_closest_marker("quick"):
-                item.add_marker("slow")
+        on_ray = _uses_ray(item)
+        item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.location[0]))
+        if on_ray and not item.get_closest_marker("quick"):
+            item.add_marker("slow")
 
 
 def _uses_ray(item: pytest.Item) -> bool:

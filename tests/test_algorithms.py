@@ -61,9 +61,9 @@ QUICK_A2C = {
                 "learning_rate": 1e-3,
             },
         ),
-        ("a2c", "CartPole-v1", 12_000, 38, QUICK_A2C),
-        ("a3c", "CartPole-v1", 10_000, 40, QUICK_A2C),
-        (
+        pytest.param("a2c", "CartPole-v1", 12_000, 38, QUICK_A2C, marks=pytest.mark.slow),
+        pytest.param("a3c", "CartPole-v1", 10_000, 40, QUICK_A2C, marks=pytest.mark.slow),
+        pytest.param(
             "ppo",
             Target,
             3_000,
@@ -75,13 +75,15 @@ QUICK_A2C = {
                 "hidden": (16,),
                 "initial_log_std": -0.5,
             },
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "ppo",
             Signals,
             4_000,
             14,
             {"num_envs": 8, "rollout_length": 32, "minibatch_size": 64, "epochs": 8, "hidden": (32,)},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["ppo", "a2c", "a3c", "ppo with Box actions", "ppo with Dict observations and a mask"],
@@ -160,8 +162,8 @@ def on_inline(name: str, wide: bool) -> str:
     return trained(name, "inline", **WIDE[name] if wide else {})
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes", "ray"])
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "processes", "ray"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("a2c", marks=pytest.mark.slow)])
 def test_weights_are_the_same_on_every_engine(name: str, engine: str) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
@@ -201,6 +203,7 @@ def in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
     return {"ppo": found[:2], "a2c": found[2:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_weights_are_the_same_with_one_core(name: str, in_a_fresh_process: dict[str, list[str]]) -> None:
     assert in_a_fresh_process[name][0] == on_inline(name, wide=True)
@@ -245,7 +248,10 @@ class DiesOnce(CartPoleEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("name", "engine"), [("ppo", "processes"), ("a3c", "processes"), ("a3c", "ray")])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("ppo", "processes"), pytest.param("a3c", "processes", marks=pytest.mark.slow), ("a3c", "ray")],
+)
 def test_training_goes_on_when_a_worker_is_killed(name: str, engine: str, tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray")

@@ -7,6 +7,7 @@ import signal
 import textwrap
 from pathlib import Path
 
+import jax
 import pytest
 import scripts
 
@@ -202,3 +203,20 @@ def test_leaks_are_found_and_named_in_tests_and_in_documents(tmp_path: Path) -> 
         "README.md line=2 column=1": r"file descriptor \d+ \(pipe:",
     }.items():
         assert re.search(rf"ERROR at teardown of {where} _+\nthe test leaked .*{leak}", report), report
+
+
+# JAX's compilation cache -------------------------------------------------------------------------
+
+
+def test_half_an_entry_in_the_compilation_cache_does_no_harm() -> None:
+    """A process that is killed leaves one behind, and all processes share the cache."""
+    cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    before = set(cache.iterdir())
+    square = jax.jit(lambda x: x * x + 12345.0)
+    expected = square(3.0)
+    torn = set(cache.iterdir()) - before
+    assert torn
+    for path in torn:
+        path.write_bytes(path.read_bytes()[:50])
+    jax.clear_caches()
+    assert square(3.0) == expected

@@ -457,9 +457,15 @@ def test_ctrl_c_ends_everything_with_one_line(name: str) -> None:
 # Chaos: any order of events, with deaths ---------------------------------------------------------
 
 
+seeds = pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 500), marks=pytest.mark.slow)], ids=str
+)
+
+
+@seeds
 @pytest.mark.parametrize("policy", ["restart", "drop"])
-def test_any_order_of_deaths(policy: Any) -> None:
-    for seed in range(200):
+def test_any_order_of_deaths(policy: Any, seeds: range) -> None:
+    for seed in seeds:
         with chaos_engine(seed, deaths=0.03) as engine:
             workers = engine.spawn(
                 Worker, (10**6,), count=3, on_failure=policy, max_restarts=10**6, name="worker"
@@ -493,8 +499,9 @@ def test_a_flow_that_dropped_a_shard_can_be_saved_and_goes_on_without_it() -> No
         assert plan.statistics()["gather_sync"].lost == state["nodes"]["gather_sync"]["lost"] == 1
 
 
-def test_rows_in_any_order_of_deaths() -> None:
-    for seed in range(200):
+@seeds
+def test_rows_in_any_order_of_deaths(seeds: range) -> None:
+    for seed in seeds:
         with chaos_engine(seed, deaths=0.05) as engine:
             workers = engine.spawn(Worker, count=3, on_failure="restart", max_restarts=10**6)
             plan = flow.from_actors(workers, "sample").gather_sync().take(20)
@@ -503,8 +510,9 @@ def test_rows_in_any_order_of_deaths() -> None:
             check_order([item for row in rows for item in row])
 
 
-def test_a_rate_limiter_keeps_its_ratio_through_deaths() -> None:
-    for seed in range(100):
+@seeds
+def test_a_rate_limiter_keeps_its_ratio_through_deaths(seeds: range) -> None:
+    for seed in seeds:
         with chaos_engine(seed, deaths=0.05) as engine:
             writers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)
             readers = engine.spawn(Worker, count=2, on_failure="restart", max_restarts=10**6)

@@ -123,7 +123,7 @@ DISCRETE = {
             DISCRETE
             | {"target_update_interval": 100, "exploration_fraction": 0.3, "hidden": (64,), "n_step": 3},
         ),
-        (
+        pytest.param(
             "dqn",
             "CartPole-v1",
             4_000,
@@ -139,19 +139,28 @@ DISCRETE = {
                 "n_step": 3,
                 "priority_exponent": 0.5,
             },
+            marks=pytest.mark.slow,
         ),
-        ("dqn", Signals, 2_400, 14, DISCRETE | {"target_update_interval": 50, "gamma": 0.5}),
-        (
+        pytest.param(
+            "dqn",
+            Signals,
+            2_400,
+            14,
+            DISCRETE | {"target_update_interval": 50, "gamma": 0.5},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "sac",
             Signals,
             2_400,
             12.5,
             DISCRETE | {"gamma": 0.5, "tau": 0.02, "target_entropy": 0.1},
+            marks=pytest.mark.slow,
         ),
         ("sac", Home, 1_400, -5, CONTINUOUS),
-        ("td3", Home, 1_400, -5, CONTINUOUS),
-        ("ddpg", Home, 1_400, -5, CONTINUOUS),
-        (
+        pytest.param("td3", Home, 1_400, -5, CONTINUOUS, marks=pytest.mark.slow),
+        pytest.param("ddpg", Home, 1_400, -5, CONTINUOUS, marks=pytest.mark.slow),
+        pytest.param(
             "dqn",
             Catch,
             1_200,
@@ -168,8 +177,9 @@ DISCRETE = {
                 "exploration_fraction": 0.5,
                 "report_every": 120,
             },
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "apex",
             "CartPole-v1",
             6_000,
@@ -190,6 +200,7 @@ DISCRETE = {
                 "value_range": (0.0, 20.0),
                 "epsilon_base": 0.2,
             },
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
@@ -311,8 +322,8 @@ def on_inline(name: str) -> str:
     return trained(name, "inline", 8, **ALIKE[name])
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
+@pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])
 def test_weights_are_the_same_on_every_engine(name: str, engine: str) -> None:
     assert trained(name, engine, 8, **ALIKE[name]) == on_inline(name)
 
@@ -366,9 +377,23 @@ ACTIONS: dict[str, tuple[str, spaces.Space[Any]]] = {
 }
 
 
+QUICK = [
+    ("dqn", "a choice"),
+    ("discrete sac", "parts"),
+    ("sac", "parts"),
+    ("td3", "several"),
+    ("apex", "several"),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "seen"),
-    [(kind, seen) for kind in ACTIONS for seen in SEEN if seen != "an image" or kind in ("dqn", "sac")],
+    [
+        pytest.param(kind, seen, marks=[pytest.mark.slow] if (kind, seen) not in QUICK else [])
+        for kind in ACTIONS
+        for seen in SEEN
+        if seen != "an image" or kind in ("dqn", "sac")
+    ],
 )
 def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
     name, actions = ACTIONS[kind]

@@ -342,11 +342,14 @@ def nested_unions(engine: rs.Engine) -> flow.Iter[Any]:
     return flow.union_async([ahead, right.for_each(Tag("r")), part(1, 2, 3)])
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("build", [twin, nested_unions])
-def test_a_thousand_orders_of_events(build: Any) -> None:
+def test_a_thousand_orders_of_events(build: Any, seeds: range) -> None:
     with rs.engine("inline") as engine:
         expected = Counter((value, path) for value, path in build(engine))
-    for seed in range(1000):
+    for seed in seeds:
         with chaos_engine(seed) as engine:
             plan = build(engine)
             outputs = [item for _, item in zip(range(seed % 40), watched(plan), strict=False)]
@@ -408,9 +411,10 @@ def replay(engine: rs.Engine, *, limited: bool) -> tuple[Any, flow.Iter[Any]]:
     return table, flow.union_async([store, samples.batch(2)], output=[1])
 
 
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 300), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("limited", [True, False])
-def test_coupled_fragments_go_on_where_they_stood(limited: bool) -> None:
-    for seed in range(300):
+def test_coupled_fragments_go_on_where_they_stood(limited: bool, seeds: range) -> None:
+    for seed in seeds:
         stop = seed % 25
         with chaos_engine(seed) as engine:
             table, plan = replay(engine, limited=limited)
