@@ -314,7 +314,7 @@ def test_an_environment_that_cannot_be_made_says_why_and_where(
         "class Worse(gymnasium.Env):\n    pass\n"
     )
     for name, part in (
-        ("Bad", r"Bad cannot be made: ZeroDivisionError: division by zero, in __init__ at .*bad.py:4$"),
+        ("Bad", r"Bad cannot be created: ZeroDivisionError: division by zero, in __init__ at .*bad.py:4$"),
         ("Worse", r"Worse has no observation_space: set self.observation_space in its __init__$"),
     ):
         assert fails("train", "ppo", "--env", f"bad.py:{name}", "--steps", "9", "--quiet") == 2
