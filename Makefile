@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
-.PHONY: setup demo test test-all check bench soak gates clean
+.PHONY: setup demo test test-all check docs bench soak gates clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+docs: $(STAMP)
+	$(BIN)/python docs/make_algorithm_pages.py
+
 bench: $(STAMP)
 	$(BIN)/python bench/flow_overhead.py
 	$(BIN)/python bench/call_latency.py
@@ -42,6 +45,7 @@ soak: $(STAMP)
 
 gates: $(STAMP)
 	$(BIN)/python bench/gates.py --write docs/results.md
+	$(BIN)/python docs/make_algorithm_pages.py
 
 clean:
 	rm -rf .venv

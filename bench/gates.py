@@ -1,4 +1,4 @@
-"""Learning gates: the return each algorithm has to reach, the results of every seed, and the command.
+"""Learning gates: the return each algorithm has to reach, the results of every seed, and the commands.
 
     python bench/gates.py                      # all gates, about half an hour on two cores
     python bench/gates.py ppo a2c              # some algorithms
@@ -37,12 +37,17 @@ class Gate:
     episodes: int = 100
 
     @property
-    def command(self) -> str:
-        """The command for one seed."""
+    def commands(self) -> list[str]:
+        """The commands for seed 1."""
         task = f"{self.algorithm} --env {self.environment} --steps {self.steps} --seed 1"
         workers = f" --workers {self.workers}" if self.workers else ""
         evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
-        return f"rollstream train {task}{workers}{evaluate}"
+        best = " --best" if self.evaluate_every else ""
+        folder = f"runs/{self.algorithm}-{self.environment}-1"
+        return [
+            f"rollstream train {task}{workers}{evaluate}",
+            f"rollstream evaluate {folder} --episodes {self.episodes}{best}",
+        ]
 
 
 GATES = (
@@ -101,24 +106,23 @@ def run_gate(gate: Gate) -> Result:
 def table(results: list[Result]) -> str:
     """A table in Markdown."""
     lines = [
-        "| algorithm | environment | steps | gate | every seed | passed | seconds per seed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| algorithm | environment | workers | steps | gate | every seed | passed | seconds per seed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         gate = result.gate
-        workers = f", {gate.workers} process workers" if gate.workers else ""
         reached = ", ".join(f"{value:.1f}" for value in result.returns)
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
-            f"| {gate.algorithm}{workers} | {gate.environment} | {gate.steps:,} | >= {gate.at_least:g} in "
-            f"{gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
+            f"| {gate.algorithm} | {gate.environment} | {gate.workers} | {gate.steps:,} "
+            f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
         )
     return "\n".join(lines)
 
 
 def page(results: list[Result]) -> str:
-    commands = "\n".join(dict.fromkeys(result.gate.command for result in results))
+    commands = "\n".join(command for result in results for command in result.gate.commands)
     return f"""# Results
 
 Mean return over 100 evaluation episodes with deterministic actions after training, one value per seed
@@ -129,7 +133,7 @@ this page.
 {table(results)}
 
 Hyperparameters are the tuned ones (`src/rollstream/training/tuned.toml`), or else the defaults of the
-algorithm. The commands for one seed:
+algorithm. The commands for seed 1:
 
 ```sh
 {commands}

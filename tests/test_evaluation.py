@@ -128,7 +128,7 @@ def test_rows_that_are_no_steps_count_neither_as_length_nor_as_return() -> None:
 
 def test_evaluations_are_due_at_multiples_whatever_the_size_of_batches() -> None:
     class Learner:
-        def published(self) -> Any:
+        def get_weights(self) -> Any:
             return {}
 
     class WorkerSet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -112,6 +113,12 @@ def test_modules_of_a_package_have_no_cycles(package: str) -> None:
 def test_no_module_is_long() -> None:
     long = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
     assert {name: lines for name, lines in long.items() if lines > 400} == {}
+
+
+def test_ray_is_used_through_its_public_api() -> None:
+    private = re.compile(r"ray\._private|from ray\._|\._on_completed|global_worker")
+    used = {name: private.findall(path.read_text()) for name, path in modules().items()}
+    assert {name: found for name, found in used.items() if found} == {}
 
 
 def main() -> None:

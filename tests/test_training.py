@@ -640,7 +640,7 @@ OWN = """
     def plan(workers, config):
         return ppo.plan(workers, config).take(config.patience)
 
-    MINE = Algorithm("mine", Config, Config.worker, ppo.learner, plan)
+    MINE = Algorithm("mine", Config, ppo.worker, ppo.learner, plan)
 """
 
 
@@ -853,9 +853,9 @@ def tuples() -> Any:
             "ppo",
             {"env": 3},
             UnknownEnvironment,
-            r"env is of type int; give an id .* or a function that makes",
+            r"env is of type int; give a Gymnasium id, or a function that returns",
         ),
-        ("ppo", {"env": gymnasium}, UnknownEnvironment, r"env is of type module; give an id"),
+        ("ppo", {"env": gymnasium}, UnknownEnvironment, r"env is of type module; give a Gymnasium id"),
         (
             "ppo",
             {"env": gymnasium.make("Acrobot-v1")},
@@ -866,13 +866,13 @@ def tuples() -> Any:
             "ppo",
             {"env": lambda: 3},
             UnknownEnvironment,
-            r"<lambda> made int 3; let it make one gymnasium.Env",
+            r"<lambda> returned int 3; it must return one new gymnasium.Env",
         ),
         (
             "ppo",
             {"env": lambda: gymnasium.make_vec("CartPole-v1", 2)},
             UnknownEnvironment,
-            r"<lambda> made .*Vector.*; let it make one gymnasium.Env",
+            r"<lambda> returned .*Vector.*; it must return one new gymnasium.Env",
         ),
         ("ppo", {"env": "envpool:Pong-v5"}, UnknownEnvironment, r"pip install 'rollstream\[envpool\]'"),
         (
@@ -904,7 +904,7 @@ def tuples() -> Any:
             "ppo",
             {"workers": 3},
             rs.RollstreamError,
-            r"8 environments cannot be shared out evenly among 3 workers",
+            r"8 environments cannot be divided evenly among 3 workers",
         ),
         ("ppo", {"engine": "threds"}, ConfigError, r"engine='threds': must be one of 'inline', 'threads'"),
         (
@@ -924,7 +924,7 @@ def tuples() -> Any:
             "dqn",
             {"config": {"num_atoms": 51, "value_range": (5.0, -5.0)}},
             rs.RollstreamError,
-            r"value_range=\(5.0, -5.0\): give the least value first",
+            r"value_range=\(5.0, -5.0\): give the smallest value, then",
         ),
     ],
 )

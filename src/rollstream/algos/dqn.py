@@ -21,6 +21,7 @@ from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
 from rollstream.replay import importance_weights
+from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import q_network
@@ -214,9 +215,9 @@ def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
     )
 
 
-def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
-    buffer = replay_buffer(
+def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
+    """A replay buffer of transitions, prioritized if `priority_exponent` is positive."""
+    return replay_buffer(
         workers,
         buffer_size=config.buffer_size,
         batch_size=config.batch_size,
@@ -224,6 +225,11 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
         n_step=config.n_step,
         priority_exponent=config.priority_exponent,
     )
+
+
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
+    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    buffer = make_buffer(workers, config)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = (
         Replay(buffer)

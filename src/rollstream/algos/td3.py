@@ -20,6 +20,7 @@ from gymnasium import spaces
 from rollstream import flow
 from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.action_distributions import NoisyDeterministic
 from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.algorithm import Algorithm, Task
@@ -219,15 +220,20 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     )
 
 
-def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
-    buffer = replay_buffer(
+def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
+    """A replay buffer of transitions, sampled uniformly."""
+    return replay_buffer(
         workers,
         buffer_size=config.buffer_size,
         batch_size=config.batch_size,
         learning_starts=config.learning_starts,
         n_step=config.n_step,
     )
+
+
+def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
+    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    buffer = make_buffer(workers, config)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = Replay(buffer).for_each(TrainOneStep(workers))
     reports = flow.union([store, train], weights=[1, config.gradient_steps])

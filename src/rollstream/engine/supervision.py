@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Supervisor:
-    """Restarts, drops or raises, as `spawn` was told; no message is forgotten, and each loss is counted."""
+    """Restarts, drops or raises, by the options of `spawn`; every lost message is counted."""
 
     def __init__(self, engine: Engine):
         self._engine = engine

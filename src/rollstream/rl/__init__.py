@@ -1,9 +1,9 @@
 """Reinforcement learning on flows: environments, batches, policies, workers, learners and operators.
 
-Importing this fixes how JAX computes on processors. `NPROC`, the threads of XLA, is two unless the
-environment says otherwise, however many cores there are: results depend on it where sums are long, and a run
-should give the same on every engine and machine. And what is dispatched is computed at once, in the thread
-that asks: for an action, handing it to another takes as long again as computing it (43 instead of 22 us).
+Importing it sets two options of JAX on CPUs. `NPROC`, the size of XLA's thread pool, is 2 unless the
+environment sets it: the results of long sums depend on it, and a run should be the same on every engine and
+machine. Dispatch is synchronous: handing an action to another thread takes as long as computing it (43
+instead of 22 us).
 """
 
 import os

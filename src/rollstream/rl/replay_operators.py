@@ -177,11 +177,11 @@ class UpdateTarget:
     """Copies the learner's parameters to its target network every `interval` updates; passes the item on."""
 
     def __init__(self, workers: WorkerSet, interval: int):
-        self.workers = workers
-        self.interval = interval
+        self._learner = workers.learner  # not the workers, to whom it sends nothing
+        self._interval = interval
 
     def __call__(self, item: Any) -> Any:
         """The item."""
-        if self.workers.learner.version % self.interval == 0:
-            self.workers.learner.update_target()
+        if self._learner.version % self._interval == 0:
+            self._learner.update_target()
         return item

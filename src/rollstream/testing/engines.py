@@ -46,7 +46,7 @@ def check_engine(factory: Factory) -> None:
     """Check that an engine keeps every rule.
 
     Args:
-        factory: opens a fresh engine, over and over; a subclass of `Engine` will do.
+        factory: opens a fresh engine, over and over, for example `lambda: Engine(MyTransport())`.
 
     Raises:
         AssertionError: the engine breaks a rule, which the message names; the cause says how.

@@ -12,22 +12,12 @@ from rollstream.algos import supporting
 from rollstream.engine import ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
-from rollstream.flow.snapshot import actor_files
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    CheckpointWriter,
-    latest_checkpoint,
-    load_weights,
-    oldest_step,
-    remove_after,
-    remove_before,
-    save_checkpoint,
-)
+from rollstream.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from rollstream.training.checkpointing import Checkpointing
 from rollstream.training.curve import can_draw, draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
 from rollstream.training.interrupts import HeartbeatTimer, Interrupts
@@ -47,9 +37,6 @@ from rollstream.training.run_folder import (
     require_writable,
     write_run_config,
 )
-
-_MAX_CHECKPOINT_EVERY = 50_000
-"""Default number of steps between checkpoints, at most."""
 
 
 class TrainingLoop:
@@ -73,12 +60,8 @@ class TrainingLoop:
         self._on_report = on_report
         self._folder = folder
         self._display = display
-        every = run_config.checkpoints.every
-        self._checkpoint_every = every or max(1, min(run_config.task.steps // 10, _MAX_CHECKPOINT_EVERY))
         self._events: tuple[ActorEvent, ...] = ()
-        self._warned = False
-        self._pending: CheckpointWriter | None = None
-        """A checkpoint that actors are still writing to."""
+        self._checkpointing: Checkpointing | None = None
         self.metrics: list[MetricsRow] = []
         """One row per iteration."""
         self.weights: Weights = {}
@@ -116,11 +99,15 @@ class TrainingLoop:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(lock_folder(self._folder))
             require_new(self._folder)  # another process may have been faster
-        logger = scope.enter_context(closing(self._open_folder(engine, start_step)))
+        if self._folder is not None:  # everything has been validated
+            write_run_config(self._folder, run_config, engine.statistics().environment)
+            get_weights, note = workers.learner.get_weights, self._display.note
+            self._checkpointing = Checkpointing(self._folder, run_config, plan, get_weights, note, start_step)
+        logger = scope.enter_context(closing(MetricsLogger(self._folder, start_step)))
         self.metrics = logger.rows
         scope.enter_context(interrupts)
         workers.heartbeat.is_due = HeartbeatTimer(interrupts)
-        self._train(plan, workers, logger, start, interrupts)
+        self._train(plan, logger, start, interrupts)
         plan.close()
         self.weights = workers.learner.get_weights()
 
@@ -185,26 +172,13 @@ class TrainingLoop:
                 f"lower learning_starts={config.learning_starts}, or train for more steps"
             )
 
-    def _open_folder(self, engine: Engine, start_step: int) -> MetricsLogger:
-        """Write the run config, once everything has been validated, and open the metrics."""
-        if self._folder is not None:
-            write_run_config(self._folder, self._run_config, engine.statistics().environment)
-            remove_after(self._folder / "checkpoints", start_step)
-            remove_after(self._folder / "best", start_step)
-        return MetricsLogger(self._folder, start_step)
-
     # Iterations ----------------------------------------------------------------------------------
 
     def _train(
-        self,
-        plan: Iter[Report],
-        workers: WorkerSet,
-        logger: MetricsLogger,
-        start: Checkpoint | None,
-        interrupts: Interrupts,
+        self, plan: Iter[Report], logger: MetricsLogger, start: Checkpoint | None, interrupts: Interrupts
     ) -> None:
         start_step, elapsed = (0, 0.0) if start is None else (start.step, start.state["elapsed"])
-        due = self._next_checkpoint(start_step)
+        checkpointing = self._checkpointing
         watch, report, finished = Stopwatch(start_step, elapsed), None, False
         try:
             for item in plan:
@@ -217,31 +191,30 @@ class TrainingLoop:
                     continue
                 report = watch.add_times(item)
                 self._record(report, plan, logger)
-                if self._pending is not None and self._pending.is_complete:
-                    self._commit(plan)
-                if _is_best(report):
-                    self._save_best(workers, report)
+                if checkpointing is not None:
+                    checkpointing.commit_if_complete()
+                    checkpointing.save_if_best(report)
                 finished = self._run_config.is_finished(int(report[STEPS]), report.get("eval/mean_reward"))
                 stopped = self._on_report is not None and self._on_report(dict(report)) is True
                 if finished or stopped or interrupts.received is not None:
                     break
-                if report[STEPS] >= due and self._pending is None:
-                    self._save(plan, workers, report, watch, logger)
-                    due = self._next_checkpoint(report[STEPS])
+                if checkpointing is not None:
+                    checkpointing.save_if_due(report, watch, logger)
         except Exception:
-            with suppress(Exception):  # keep the pending checkpoint if possible, but raise the first error
-                self._commit(plan)
+            if checkpointing is not None:
+                with suppress(
+                    Exception
+                ):  # keep the pending checkpoint if possible, but raise the first error
+                    checkpointing.commit()
             raise
         if report is not None:  # the loop was left, or the plan has ended
-            self._save_last(plan, workers, report, watch, logger)
+            if checkpointing is not None:
+                checkpointing.save_last(report, watch, logger)
             self._draw_curve()
             self._note_end(report, finished)
         if interrupts.received is not None and not finished:
             self._note_interrupt(start_step if report is None else int(report[STEPS]))
             interrupts.exit()
-
-    def _next_checkpoint(self, step: float) -> int:
-        return int(step // self._checkpoint_every + 1) * self._checkpoint_every
 
     def _require_report(self, report: Any) -> None:
         if not isinstance(report, Mapping) or STEPS not in report:
@@ -258,68 +231,6 @@ class TrainingLoop:
             self._display.note(str(event))
         logger.add(metrics_row(report, statistics, new))
         self._display.report(report, statistics)
-
-    # Checkpoints ---------------------------------------------------------------------------------
-
-    def _save(
-        self, plan: Iter[Report], workers: WorkerSet, report: Report, watch: Stopwatch, logger: MetricsLogger
-    ) -> None:
-        """Write a checkpoint; commit it at once unless actors are still writing."""
-        if self._folder is None:
-            return
-        self._commit(plan)
-        logger.sync()
-        progress = {"elapsed": watch.elapsed, "evaluation": report.get("eval/mean_reward")}
-        with CheckpointWriter(self._folder / "checkpoints", int(report[STEPS])) as writer:
-            state = plan.state_dict(folder=writer.partial)
-            self._warn_of_unsaved_environments(state["actors"])
-            weights = workers.learner.get_weights()
-            writer.write({"plan": state} | progress, weights, actor_files(state))
-        self._pending = writer
-        if writer.is_complete:
-            self._commit(plan)
-
-    def _save_last(
-        self, plan: Iter[Report], workers: WorkerSet, report: Report, watch: Stopwatch, logger: MetricsLogger
-    ) -> None:
-        """Save, and retry once: an actor that died while writing has been restarted by then."""
-        self._save(plan, workers, report, watch, logger)
-        if self._commit(plan) is not None:
-            self._save(plan, workers, report, watch, logger)
-            if (error := self._commit(plan)) is not None:
-                raise CheckpointError(error)
-
-    def _commit(self, plan: Iter[Report]) -> str | None:
-        """Wait for the pending checkpoint and commit it; return what went wrong, if anything."""
-        writer, self._pending = self._pending, None
-        if writer is None or self._folder is None:
-            return None
-        with writer:
-            problems = plan.wait_saved()
-            if writer.is_complete:
-                writer.commit(self._run_config.checkpoints.keep)
-                remove_before(self._folder / "best", oldest_step(self._folder / "checkpoints"))
-                return None
-        writer.discard()
-        reason = problems[0] if problems else "an actor died while writing"
-        error = f"the checkpoint at {writer.step:,} steps could not be written: {reason}"
-        self._display.note(error)
-        return error
-
-    def _save_best(self, workers: WorkerSet, report: Report) -> None:
-        """Save the weights; earlier best ones stay for runs resumed from an earlier checkpoint."""
-        if self._folder is not None:
-            state, weights = {"evaluation": report["eval/mean_reward"]}, workers.learner.get_weights()
-            save_checkpoint(self._folder / "best", int(report[STEPS]), state, weights=weights, keep=None)
-
-    def _warn_of_unsaved_environments(self, actors: dict[str, Any]) -> None:
-        reasons = [own["reason"] for own in actors.values() if isinstance(own, dict) and own.get("reason")]
-        if reasons and not self._warned:
-            self._warned = True
-            self._display.note(
-                f"the state of these environments cannot be saved ({reasons[0]}): a resumed run starts with "
-                f"new episodes"
-            )
 
     # End -----------------------------------------------------------------------------------------
 
@@ -345,10 +256,6 @@ class TrainingLoop:
     def _note_interrupt(self, steps: int) -> None:
         saved = "not saved (no output folder)" if self._folder is None else f"saved in {self._folder}"
         self._display.note(f"interrupted after {steps:,} steps, {saved}")
-
-
-def _is_best(report: Report) -> bool:
-    return "eval/mean_reward" in report and report["eval/mean_reward"] >= report["eval/best_mean_reward"]
 
 
 def _scalars(row: MetricsRow) -> dict[str, float]:
