@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollstream.rl.action_distributions import MASKED_LOGIT, BoundedDistribution, Categorical
-from rollstream.rl.networks import HeadNetwork, acts_in_numpy, head_network
+from rollstream.rl.networks import HeadNetwork, acts_in_numpy, head_network, head_outputs
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.policy import Act, State, apply_network, has_action_mask
 from rollstream.rl.spaces import Observation
@@ -80,7 +80,7 @@ class ActorPolicy:
         network, epsilon = self.params.numpy_module(weights, num_envs), float(weights["epsilon"])
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-            outputs = network.from_features(observation.reshape(len(observation), -1), np)
+            outputs = head_outputs(network, observation.reshape(len(observation), -1), np)
             return self._sample(outputs, noise, epsilon, np), state
 
         return act
@@ -88,8 +88,10 @@ class ActorPolicy:
     def _sample(self, outputs: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
         distribution, size = self.distribution, self.distribution.uniform_size
         action = distribution.sample(outputs, noise[..., : -size - 1], xp)
-        uniform = distribution.uniform(outputs, noise[..., -size - 1 : -1], xp)
         explore = noise[..., -1] < epsilon
+        if xp is np and not explore.any():
+            return action
+        uniform = distribution.uniform(outputs, noise[..., -size - 1 : -1], xp)
         return xp.where(explore.reshape(explore.shape + (1,) * (action.ndim - explore.ndim)), uniform, action)
 
     def outputs(self, weights: Weights, observation: Observation) -> Array:

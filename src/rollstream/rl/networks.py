@@ -1,7 +1,8 @@
 """Networks: Equinox modules that map one observation to distribution outputs, values or Q values.
 
-JAX maps them over batches (`jax.vmap`). Layers also take `xp=numpy` with rows `[N, features]`, so that small
-networks can act without JAX. A network of your own is a function with the signature of `actor_critic`.
+JAX maps them over batches (`jax.vmap`). Their forward passes are functions that also take `xp=numpy` with
+rows `[N, features]`, so that small networks can act without JAX; functions, because a call of an Equinox
+module takes 20 us. A network of your own is a function with the signature of `actor_critic`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,18 @@ class Dense(eqx.Module):
     weight: Array
     bias: Array
 
-    def __call__(self, x: Array, xp: Any = jnp) -> Array:
-        """The layer's output for one vector, or for rows with NumPy."""
-        if xp is np:
-            return x.dot(self.weight.T) + self.bias  # `dot` takes half as long as `@` for small arrays
-        return self.weight @ x + self.bias
+    def __call__(self, x: Array) -> Array:
+        """The layer's output for one vector."""
+        return apply_dense(self, x)
+
+
+def apply_dense(layer: Dense, x: Array, xp: Any = jnp) -> Array:
+    """The layer's output for one vector, or for rows with NumPy."""
+    if xp is np:
+        outputs = x.dot(layer.weight.T)  # takes half as long as `@` for small arrays
+        outputs += layer.bias
+        return outputs
+    return layer.weight @ x + layer.bias
 
 
 class Convolution(eqx.Module):
@@ -95,12 +103,17 @@ class MLP(eqx.Module):
         self.layers = [dense(before, after, np.sqrt(2), random) for before, after in pairwise(sizes)]
         self.activation = activation
 
-    def __call__(self, x: Array, xp: Any = jnp) -> Array:
-        """The output of the last layer, for one vector, or for rows with NumPy."""
-        activation = ACTIVATIONS[self.activation][xp]
-        for layer in self.layers:
-            x = activation(layer(x, xp))
-        return x
+    def __call__(self, x: Array) -> Array:
+        """The output of the last layer for one vector."""
+        return apply_mlp(self, x)
+
+
+def apply_mlp(mlp: MLP, x: Array, xp: Any = jnp) -> Array:
+    """The output of the last layer for one vector, or for rows with NumPy."""
+    activation = ACTIVATIONS[mlp.activation][xp]
+    for layer in mlp.layers:
+        x = activation(apply_dense(layer, x, xp))
+    return x
 
 
 class NatureCNN(eqx.Module):
@@ -183,14 +196,15 @@ class ActorCritic(eqx.Module):
     def __call__(self, observation: Any) -> tuple[Array, Array]:
         """Distribution outputs and value."""
         features = self.encoder(observation)
-        return self.actor_outputs(features), self.critic_head(self.critic(features))[0]
+        return actor_outputs(self, features), self.critic_head(self.critic(features))[0]
 
-    def actor_outputs(self, features: Array, xp: Any = jnp) -> Array:
-        """Distribution outputs of one vector of features, or of rows with NumPy."""
-        outputs = self.actor_head(self.actor(features, xp), xp)
-        if self.log_std is None:
-            return outputs
-        return xp.concatenate([outputs, xp.broadcast_to(self.log_std, outputs.shape)], axis=-1)
+
+def actor_outputs(network: ActorCritic, features: Array, xp: Any = jnp) -> Array:
+    """Distribution outputs of one vector of features, or of rows with NumPy."""
+    outputs = apply_dense(network.actor_head, apply_mlp(network.actor, features, xp), xp)
+    if network.log_std is None:
+        return outputs
+    return xp.concatenate([outputs, xp.broadcast_to(network.log_std, outputs.shape)], axis=-1)
 
 
 def actor_critic(
@@ -230,16 +244,17 @@ class QNetwork(eqx.Module):
 
     def __call__(self, observation: Any) -> Array:
         """Q values of one observation."""
-        return self.from_features(self.encoder(observation))
+        return q_outputs(self, self.encoder(observation))
 
-    def from_features(self, features: Array, xp: Any = jnp) -> Array:
-        """Q values of one vector of features, or of rows with NumPy."""
-        hidden = self.body(features, xp)
-        outputs = self.head(hidden, xp).reshape(*features.shape[:-1], -1, self.num_atoms)
-        if self.value_head is not None:
-            value = self.value_head(hidden, xp)[..., None, :]
-            outputs = value + outputs - outputs.mean(axis=-2, keepdims=True)
-        return outputs[..., 0] if self.num_atoms == 1 else outputs
+
+def q_outputs(network: QNetwork, features: Array, xp: Any = jnp) -> Array:
+    """Q values of one vector of features, or of rows with NumPy."""
+    hidden = apply_mlp(network.body, features, xp)
+    outputs = apply_dense(network.head, hidden, xp).reshape(*features.shape[:-1], -1, network.num_atoms)
+    if network.value_head is not None:
+        value = apply_dense(network.value_head, hidden, xp)[..., None, :]
+        outputs = value + outputs - outputs.mean(axis=-2, keepdims=True)
+    return outputs[..., 0] if network.num_atoms == 1 else outputs
 
 
 def q_network(
@@ -270,11 +285,12 @@ class HeadNetwork(eqx.Module):
     def __call__(self, observation: Any, *action: Array) -> Array:
         """Outputs for one observation, and one action if given."""
         features = [self.encoder(observation), *(own.reshape(-1) for own in action)]
-        return self.from_features(jnp.concatenate(features))
+        return head_outputs(self, jnp.concatenate(features))
 
-    def from_features(self, features: Array, xp: Any = jnp) -> Array:
-        """Outputs for one vector of features, or for rows with NumPy."""
-        return self.head(self.body(features, xp), xp)
+
+def head_outputs(network: HeadNetwork, features: Array, xp: Any = jnp) -> Array:
+    """Outputs for one vector of features, or for rows with NumPy."""
+    return apply_dense(network.head, apply_mlp(network.body, features, xp), xp)
 
 
 def head_network(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -36,6 +38,7 @@ class ModuleParams:
         arrays, self._static = eqx.partition(make(np.random.default_rng(0)), _is_array)
         named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = [prefix + jax.tree_util.keystr(path) for path, _ in named]
+        self._fields = _fields(self.module({name: name for name in self.names}))
 
     def init(self, seed: int) -> Weights:
         """Random initial parameters."""
@@ -49,13 +52,30 @@ class ModuleParams:
         return eqx.combine(arrays, self._static)
 
     def numpy_module(self, weights: Weights, rows: int) -> Any:
-        """The module with NumPy arrays, for that many rows at once.
+        """Namespaces with the fields of the module, and NumPy arrays, for that many rows at once.
 
-        For several rows the transpose of a matrix is contiguous, which is faster. One row gains nothing, and
-        its weights may be used only once: they are not copied.
+        Reading a field of an Equinox module takes 1 us, of a namespace nothing. For several rows the
+        transpose of a matrix is contiguous, which is faster; one row gains nothing, and its weights may be
+        used only once, so they are not copied.
         """
         convert = np.asfortranarray if rows > 1 else np.asarray
-        return self.module({name: convert(weights[name]) for name in self.names})
+        return _filled(self._fields, {name: convert(weights[name]) for name in self.names})
+
+
+def _fields(node: Any) -> Any:
+    """Equinox modules as namespaces of their fields."""
+    if isinstance(node, eqx.Module):
+        return SimpleNamespace(**{own.name: _fields(getattr(node, own.name)) for own in fields(node)})
+    return [_fields(own) for own in node] if isinstance(node, list) else node
+
+
+def _filled(node: Any, arrays: Mapping[str, Any]) -> Any:
+    """Namespaces with arrays in place of their names."""
+    if isinstance(node, SimpleNamespace):
+        return SimpleNamespace(**{name: _filled(own, arrays) for name, own in vars(node).items()})
+    if isinstance(node, list):
+        return [_filled(own, arrays) for own in node]
+    return arrays.get(node, node) if isinstance(node, str) else node
 
 
 def _is_array(leaf: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.action_distributions import ActionDistribution, distribution_for
-from rollstream.rl.networks import ActorCritic, actor_critic, acts_in_numpy
+from rollstream.rl.networks import ActorCritic, actor_critic, actor_outputs, acts_in_numpy
 from rollstream.rl.normalize import CLIP, Moments, batch_statistics, flat_box_size, normalize_observation
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.spaces import Observation
@@ -158,7 +158,7 @@ class ActorCriticPolicy:
             if normalized is not None:
                 mean, std = normalized
                 x = np.clip((x - mean) / std, -CLIP, CLIP)
-            return distribution.sample(network.actor_outputs(x, np), noise, np), state
+            return distribution.sample(actor_outputs(network, x, np), noise, np), state
 
         return act
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollstream.rl.action_distributions import MASKED_LOGIT, Categorical
-from rollstream.rl.networks import QNetwork, acts_in_numpy, q_network
+from rollstream.rl.networks import QNetwork, acts_in_numpy, q_network, q_outputs
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.policy import Act, State, apply_network, has_action_mask
 from rollstream.rl.spaces import Observation, require_action_space
@@ -87,18 +87,17 @@ class QPolicy:
         network, epsilon = self.params.numpy_module(weights, num_envs), np.asarray(weights["epsilon"])
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-            outputs = network.from_features(observation.reshape(len(observation), -1), np)
+            outputs = q_outputs(network, observation.reshape(len(observation), -1), np)
             return self._epsilon_greedy(expected_values(outputs, self.atoms, np), noise, epsilon, np), state
 
         return act
 
     def _epsilon_greedy(self, q_values: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
         """Actions; epsilon is a number, or `[B, 1]`."""
-        explore = (noise[..., -1:] < epsilon)[..., 0]
+        greedy, explore = q_values.argmax(axis=-1), (noise[..., -1:] < epsilon)[..., 0]
         if xp is np and not explore.any():
-            return q_values.argmax(axis=-1)
-        random = self._actions.uniform(q_values, noise[..., :-1], xp)
-        return xp.where(explore, random, xp.argmax(q_values, axis=-1))
+            return greedy
+        return xp.where(explore, self._actions.uniform(q_values, noise[..., :-1], xp), greedy)
 
     # Evaluating --------------------------------------------------------------------------------
 
