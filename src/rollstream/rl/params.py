@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -52,10 +54,32 @@ class ModuleParams:
         """The module with NumPy arrays, for that many rows at once.
 
         For several rows the transpose of a matrix is contiguous, which is faster. One row gains nothing, and
-        its weights may be used only once: they are not copied.
+        its weights may be used only once: they are not copied. Looking up an attribute of an Equinox module
+        takes longer than a small layer (60 of 100 us per step), so the result consists of plain objects.
         """
         convert = np.asfortranarray if rows > 1 else np.asarray
-        return self.module({name: convert(weights[name]) for name in self.names})
+        return _as_plain_objects(self.module({name: convert(weights[name]) for name in self.names}))
+
+
+def _as_plain_objects(value: Any) -> Any:
+    """A module and the modules in it as objects with the same methods and attributes."""
+    if isinstance(value, eqx.Module):
+        plain = object.__new__(_plain_class(type(value)))
+        vars(plain).update({name: _as_plain_objects(own) for name, own in vars(value).items()})
+        return plain
+    if isinstance(value, (list, tuple)):
+        return type(value)(_as_plain_objects(own) for own in value)
+    return value
+
+
+@cache
+def _plain_class(kind: type[eqx.Module]) -> type:
+    """A class with the methods and properties of an Equinox module."""
+    methods: dict[str, Any] = {}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(eqx.Module)]):
+        kept = (FunctionType, property)
+        methods |= {name: own for name, own in vars(base).items() if isinstance(own, kept)}
+    return type(kind.__name__, (), {name: own for name, own in methods.items() if name != "__init__"})
 
 
 def _is_array(leaf: Any) -> bool:
