@@ -26,10 +26,12 @@ def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def run(*arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments to its end; unless told otherwise, it has to succeed."""
-    with started(*arguments, **options) as process:
-        output, errors = process.communicate()
+def run(
+    *arguments: str, check: bool = True, given: str = "", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments to its end, with text to read; with `check`, it has to succeed."""
+    with started(*arguments, stdin=subprocess.PIPE, **options) as process:
+        output, errors = process.communicate(given)
     assert not check or process.returncode == 0, f"exit code {process.returncode}\n{output}\n{errors}"
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from functools import cache
 from itertools import islice, takewhile
@@ -15,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import scripts
 from gymnasium.envs.classic_control import CartPoleEnv
 from learning_runs import SMALL, fingerprint, trained, training
 from small_envs import Signals, Target
@@ -195,11 +194,7 @@ def in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
         f"sys.argv = ['learning_runs.py', {json.dumps(json.dumps([1, jobs]))}]; "
         f"runpy.run_path({str(Path(__file__).with_name('learning_runs.py'))!r}, run_name='__main__')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(scripts.run("-c", script).stdout.splitlines()[-1])
     return {"ppo": found[:2], "a2c": found[2:]}
 
 

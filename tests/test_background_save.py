@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from contextlib import chdir
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 from learning_runs import training
 from safetensors.numpy import load_file
 
@@ -43,9 +42,8 @@ def run(code: str, *arguments: Path) -> None:
     """In a process of its own, which can be forked: JAX is not there."""
     code = "import os, signal, sys; from pathlib import Path; import numpy as np\n" + textwrap.dedent(code)
     code = "from rollstream.background_save import BackgroundSave\n" + code
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = scripts.run("-W", "error", "-c", code, *map(str, arguments))
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:

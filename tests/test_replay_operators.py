@@ -1,7 +1,6 @@
 """What is remembered is what happened, and samples come when they may, on every engine and after a death."""
 
 import math
-import threading
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from learning_runs import training
+from scripts import PATIENCE, eventually
 from small_envs import Scripted
 
 import rollstream as rs
@@ -386,7 +386,7 @@ def test_a_sample_is_answered_by_a_later_insert(engine: str) -> None:
         assert shards.insert(0, chunk([7, 8, 9])) == 3
         assert shards.insert(3, chunk([3], env_steps=4)) == 1
         for own in early:
-            samples = own.result(timeout=20)
+            samples = own.result(timeout=PATIENCE)
             assert samples.env_steps == 4
             assert set(rewards(samples)) <= {0, 1, 2, 3}
         assert set(rewards(shards.sample(1))) <= {0, 1, 2, 3}
@@ -402,8 +402,8 @@ def test_a_sample_that_was_given_up_takes_nothing(engine: str) -> None:
                 shards.sample(timeout=0.01)
         assert shards.insert(0, chunk([0, 1, 2, 3])) == 4
         assert shards.info()[0].samples == 0
-        assert rewards(shards.sample(timeout=20)) == [0, 1]
-        assert rewards(shards.sample(timeout=20)) == [2, 3]
+        assert rewards(shards.sample(timeout=PATIENCE)) == [0, 1]
+        assert rewards(shards.sample(timeout=PATIENCE)) == [2, 3]
         assert shards.info()[0].size == 0
 
 
@@ -428,8 +428,8 @@ def test_a_wrong_chunk_that_waits_for_room_is_refused_to_who_sent_it_and_to_nobo
         late = [shards.actors[0].call("insert", own) for own in (wrong, chunk([4, 5]))]
         assert rewards(shards.sample()) == [0, 1]
         with pytest.raises(SignatureError, match="'reward' is float64"):
-            late[0].result(timeout=20)
-        assert late[1].result(timeout=20) == 2
+            late[0].result(timeout=PATIENCE)
+        assert late[1].result(timeout=PATIENCE) == 2
         assert rewards(shards.sample()) == [4, 5]
 
 
@@ -441,7 +441,7 @@ def test_a_sample_waits_for_more_where_items_go_as_they_are_sampled() -> None:
         late = shards.actors[0].call("sample")
         assert shards.info()[0].size == 3
         assert shards.insert(0, chunk([3, 4])) == 2
-        assert rewards(late.result(timeout=20)) == [0, 1, 2, 3]
+        assert rewards(late.result(timeout=PATIENCE)) == [0, 1, 2, 3]
 
 
 def test_batches_that_a_limiter_would_never_allow_are_refused() -> None:
@@ -459,10 +459,10 @@ def test_inserts_wait_for_room_and_go_on_in_order(engine: str) -> None:
         assert shards.info()[0].size == 2
         assert not any(own.done for own in late)
         assert rewards(shards.sample()) == [0, 1]
-        assert late[0].result(timeout=20) == 2
+        assert late[0].result(timeout=PATIENCE) == 2
         assert shards.info()[0].size == 2
         assert rewards(shards.sample()) == [2, 3]
-        assert late[1].result(timeout=20) == 2
+        assert late[1].result(timeout=PATIENCE) == 2
         assert rewards(shards.sample()) == [4, 5]
 
 
@@ -490,7 +490,7 @@ def test_whoever_waits_behind_one_that_gave_up_is_served(engine: str) -> None:
         behind = actor.call("insert", chunk([2]), "waits")
         assert actor.call("cancel", "gives up").result() is True
         assert actor.call("cancel", "gives up").result() is False
-        assert behind.result(timeout=20) == 1
+        assert behind.result(timeout=PATIENCE) == 1
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
@@ -615,8 +615,7 @@ def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: in
         assert not any(actor.apply(has_jax).result() for actor in actors)
         assert report["replay/lost"] == 0
         kill(actors[0])
-        while not workers.engine.events:
-            threading.Event().wait(0.001)
+        eventually(lambda: workers.engine.events)
         updates = workers.learner.version
         report = next(own for own in islice(plan, 5000) if own.get("replay/lost", 0))
         [event] = workers.engine.events
@@ -654,8 +653,7 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
         report = list(islice(plan, 25))[-1]
         if way == "killed worker":
             kill(workers.actors[0])
-            while not workers.engine.events:
-                threading.Event().wait(0.001)
+            eventually(lambda: workers.engine.events)
             report = list(islice(plan, 25))[-1]
             assert [event.outcome for event in workers.engine.events] == ["restarted"]
         while "replay/samples_per_insert" not in report:
@@ -683,7 +681,9 @@ def test_what_a_shard_had_is_lost_once() -> None:
         [lost] = {report["replay/lost"] for report in [first, *reports]}
         assert had.size - 20 <= lost <= had.size, "as much as it had said it had, a chunk ago at most"
         sizes = [shard.call("info").result().size for shard in shards]
-        assert sum(sizes) - 40 <= reports[-1]["replay/size"] <= sum(sizes)
+        stored_since = 100  # at most: the limiter lets either side be ahead, and chunks are in flight
+        assert sum(sizes) - stored_since <= reports[-1]["replay/size"] <= sum(sizes)
+        assert had.size > stored_since
 
 
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:

@@ -2,12 +2,11 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -295,8 +294,7 @@ def test_cpprb_agrees() -> None:
     size, alpha, beta = 300, 0.6, 0.4
     given = generator.random(size) + 0.05
     request = json.dumps({"priorities": given.tolist(), "alpha": alpha, "beta": beta})
-    command = [sys.executable, "-c", IN_CPPRB]
-    done = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    done = scripts.run_code(IN_CPPRB, given=request)
     batches, weights = (np.array(part) for part in json.loads(done.stdout.splitlines()[-1]))
     ours = Prioritized(alpha)
     ours.reset(size)

@@ -1,13 +1,12 @@
 """Tables against a list model; batches, state, rate limiters, and invalid arguments."""
 
 import math
-import subprocess
-import sys
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import same_state
@@ -523,4 +522,4 @@ def test_info_reports_the_memory_of_used_rows() -> None:
 
 def test_replay_imports_neither_jax_nor_gymnasium() -> None:
     code = "import sys, rollstream.replay; sys.exit(any(m in sys.modules for m in ('jax', 'gymnasium')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    scripts.run_code(code)
