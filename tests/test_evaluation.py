@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import rollstream as rs
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.vector import NativeVector
+from rollstream.training import loop
 from rollstream.training.checkpoint import CheckpointWriter
 from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
 from rollstream.training.progress import NoDisplay
@@ -25,6 +26,12 @@ from rollstream.training.run import Run
 
 SMALL = {"num_envs": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 64 steps."""
+
+
+@pytest.fixture(autouse=True)
+def empty_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as a short training; `test_display` and the first run of a module do it."""
+    monkeypatch.setattr(loop, "draw_curve", lambda _, path, __: path.touch())
 
 
 class Still:

@@ -15,12 +15,19 @@ import pytest
 import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
+from rollstream.training import loop
 from rollstream.training.run import Run
 from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError, read_run_config
 from rollstream.training.video import record_video
 
 SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 16 steps."""
+
+
+@pytest.fixture(autouse=True)
+def empty_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as a short training; `test_display` and the first run of a module do it."""
+    monkeypatch.setattr(loop, "draw_curve", lambda _, path, __: path.touch())
 
 
 def begun(out: Path | None, algorithm: str | Algorithm[Any] = "ppo", **more: Any) -> Run:
