@@ -55,7 +55,7 @@ GATES = (
     Gate("a2c", "CartPole-v1", 500_000, 475, seeds=5, needed=4),
     Gate("a3c", "CartPole-v1", 500_000, 475, seeds=5, needed=4, workers=2),
     Gate("ppo", "Acrobot-v1", 200_000, -100, seeds=5, needed=4),
-    Gate("ppo", "Pendulum-v1", 200_000, -250, seeds=5, needed=4),
+    Gate("ppo", "Pendulum-v1", 200_000, -250, seeds=5, needed=5),
     Gate("ppo", "LunarLander-v3", 1_000_000, 200, seeds=3, needed=3),
     Gate("dqn", "CartPole-v1", 100_000, 475, 5, 4, evaluate_every=5_000, episodes=200),
     Gate("apex", "CartPole-v1", 300_000, 475, 5, 4, workers=2, evaluate_every=20_000, episodes=200),
