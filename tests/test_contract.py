@@ -1074,7 +1074,7 @@ def test_13_provenance_and_turns_go_on(make_engine: MakeEngine) -> None:
 
     expected = [["L", first, first + 3, 4] for first in (0, 4, 8)], [[i % 3, i] for i in range(12)]
     with make_engine() as engine:
-        positions = range(1, 15, 5) if engine.remote else range(15)  # processes take their time to start
+        positions = range(1, 15, 10) if engine.remote else range(15)  # processes take their time to start
     for position in positions:
         with make_engine() as engine:
             plan = build(engine)

@@ -174,7 +174,7 @@ def dqn_loss_of(
     return float(np.mean(losses)), np.array(td_errors)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     "options",
     [
@@ -389,7 +389,7 @@ def sac_critic_loss_of(kind: str, critic: Weights, target: Any, rows: Any) -> fl
     return sum(0.5 * np.mean((own - target) ** 2) for own in values)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("kind", ["numbers", "choices"])
 def test_an_update_of_sac(kind: str, n_step: int) -> None:
     actions = CHOICES if kind == "choices" else NUMBERS
