@@ -88,9 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.location[0]))
         if on_ray and not item.get_closest_marker("quick"):
             item.add_marker("slow")
-        if isinstance(
-            item, SybilItem
-        ):  # its own looks into the document's frames, and fails if there are none
+        if isinstance(item, SybilItem):
+            item.add_marker(pytest.mark.random_order(disabled=True))  # an example uses those above it
+            # Its own filter looks into the document's frames, and fails if there are none.
             setattr(item, "_traceback_filter", lambda error: error.traceback)  # noqa: B010
 
 
