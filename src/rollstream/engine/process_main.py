@@ -84,7 +84,9 @@ def main() -> None:
     port = SocketPort(socket.socket(fileno=fds))
     host = ProcessHost(actor, incarnation, socket.socket(fileno=control), port, pool)
     os.register_at_fork(after_in_child=host.leave_fork)
-    os.register_at_fork(after_in_child=_end_by_sigterm)
+    os.register_at_fork(
+        before=_block_sigterm, after_in_parent=_unblock_sigterm, after_in_child=_end_by_sigterm
+    )
     host.run()
     _leave_threads(actor)
 
@@ -96,6 +98,16 @@ def _leave_to_driver(_: int, __: object) -> None:
 def _end_by_sigterm() -> None:
     """A fork of an actor's process ends like any other process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock_sigterm()
+
+
+def _block_sigterm() -> None:
+    """Until a fork has its own handler: the actor's would swallow a signal that comes at once."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _leave_threads(name: str) -> None:
