@@ -80,16 +80,17 @@ def _keep_what_jax_compiles(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on Ray are slow unless they are marked quick.
 
-    If tests run in several processes, those on Ray share one, and its cluster; so do those of one file, and
-    their fixtures.
+    If tests run in several processes, those on Ray share one, and its cluster; so do the examples of a
+    document, each of which uses those above it.
     """
     for item in items:
-        on_ray = _uses_ray(item)
-        item.add_marker(pytest.mark.xdist_group("ray" if on_ray else item.location[0]))
-        if on_ray and not item.get_closest_marker("quick"):
-            item.add_marker("slow")
+        if _uses_ray(item):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            if not item.get_closest_marker("quick"):
+                item.add_marker("slow")
         if isinstance(item, SybilItem):
-            item.add_marker(pytest.mark.random_order(disabled=True))  # an example uses those above it
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+            item.add_marker(pytest.mark.random_order(disabled=True))
             # Its own filter looks into the document's frames, and fails if there are none.
             setattr(item, "_traceback_filter", lambda error: error.traceback)  # noqa: B010
 

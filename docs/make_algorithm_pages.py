@@ -52,7 +52,7 @@ METRICS = {
     "train/clip_fraction": "Fraction of the steps whose ratio is outside the clipping range.",
     "train/clip_range": "Clipping range.",
     "train/explained_variance": "Fraction of the returns' variance that the values explain; 1 is perfect.",
-    "train/gradient_norm": "Global norm of the gradients, before clipping.",
+    "train/grad_norm": "Global norm of the gradients, before clipping.",
     "train/learning_rate": "Learning rate.",
     "train/beta": "Importance-sampling exponent (beta); without effect in uniform replay.",
     "train/n_updates": "Number of updates so far: epochs of PPO, gradient steps of all others.",

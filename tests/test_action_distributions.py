@@ -19,7 +19,7 @@ from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.networks import head_network, q_network
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker import WorkerSpec
 
@@ -228,14 +228,14 @@ def test_scale_and_unscale_are_inverse(box: spaces.Box) -> None:
     distribution, random = TanhNormal(box), np.random.default_rng(0)
     flat = random.uniform(-1, 1, (5, 7, distribution.size)).astype(np.float32)
     moves = (box.low < box.high).ravel()
-    action = distribution.scale(flat)
+    action = distribution.from_unit_range(flat)
     assert action.shape == (5, 7, *box.shape)
-    again = distribution.unscale(action)
+    again = distribution.to_unit_range(action)
     assert np.isfinite(again).all()
     np.testing.assert_allclose(again[..., moves], flat[..., moves], atol=1e-5)
-    np.testing.assert_allclose(distribution.scale(again), action, atol=1e-5)
-    np.testing.assert_allclose(distribution.scale(-np.ones(distribution.size, np.float32)), box.low)
-    np.testing.assert_allclose(distribution.scale(np.ones(distribution.size, np.float32)), box.high)
+    np.testing.assert_allclose(distribution.from_unit_range(again), action, atol=1e-5)
+    np.testing.assert_allclose(distribution.from_unit_range(-np.ones(distribution.size, np.float32)), box.low)
+    np.testing.assert_allclose(distribution.from_unit_range(np.ones(distribution.size, np.float32)), box.high)
 
 
 def test_the_noise_of_a_steady_actor_is_as_large_as_told() -> None:
@@ -289,7 +289,7 @@ def test_environments_are_given_actions_of_their_space(
         return made[-1]
 
     policy = partial(algorithm.make_policy, algorithm.Config(**options))
-    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 12, policy, keep_rollout))
+    worker = worker_of(WorkerSpec(EnvSpec(make), 2, 12, policy, rollout_for_replay))
     rollout = worker._rollout()
     assert len(made[0].taken) >= 12  # and each was of the space, or it would have raised
     assert rollout.columns["action"].shape == (12, 2, *(actions.shape or ()))

@@ -180,7 +180,7 @@ def _nothing(_: Any) -> None:
 
 @pytest.mark.parametrize("deaths", [0.0, 0.02, 0.2])
 def test_any_schedule(deaths: float) -> None:
-    for seed in range(20):
+    for seed in range(10):
         play(seed, deaths)
 
 

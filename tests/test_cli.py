@@ -114,7 +114,7 @@ def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
     first, *_, last = told.splitlines()
     assert first == "ppo on CartPole-v1 · inline · seed 1 · 512 steps"
     assert "512 steps 100%" in told
-    assert "300 steps are rounded up to whole batches: 512" in told
+    assert "300 steps are rounded up to whole rollouts: 512" in told
     assert "the bottleneck was" in told
     assert "Saved in runs/tiny" in told
     assert last == "Evaluate it with: rollstream evaluate runs/tiny"

@@ -239,7 +239,7 @@ def test_truncation_bootstraps_from_the_final_observation_and_termination_does_n
         rollout_length=length,
         policy=partial(ActorCriticPolicy, network=known),
         postprocess=add_unfilled_gae,
-        return_gamma=gamma,
+        reward_norm_gamma=gamma,
     )
     worker = worker_of(spec)
     batches = [unprocessed(worker)[0] for _ in range(4)]
@@ -269,7 +269,7 @@ def test_discounted_returns_start_over_with_each_episode(scripted_id: str, vecto
     environment = EnvSpec(scripted_id, vectorization=vectorization)
     policy = partial(ActorCriticPolicy, network=known)
     worker = worker_of(
-        WorkerSpec(environment, num_envs=2, rollout_length=20, policy=policy, return_gamma=0.5)
+        WorkerSpec(environment, num_envs=2, rollout_length=20, policy=policy, reward_norm_gamma=0.5)
     )
     batch = worker._rollout().columns
     for i in range(2):
@@ -855,7 +855,7 @@ def test_physics_that_cannot_be_saved_is_named() -> None:
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_a_worker_goes_on_from_its_saved_state(vectorization: Any) -> None:
     environment = EnvSpec("CartPole-v1", frame_stack=2, vectorization=vectorization)
-    spec = WorkerSpec(environment, 3, 40, ActorCriticPolicy, return_gamma=0.9)
+    spec = WorkerSpec(environment, 3, 40, ActorCriticPolicy, reward_norm_gamma=0.9)
     worker, other = worker_of(spec), worker_of(spec, index=5)
     sampled(worker)
     state = through_json(worker.state_dict())

@@ -86,7 +86,6 @@ def test_a_restarted_actor_has_its_arguments_and_its_sticky_messages(name: str) 
     assert f"worker {KILLED[name]}: restarted" in str(event)
 
 
-@pytest.mark.quick
 @everywhere
 def test_rows_stay_whole_when_an_actor_is_restarted(name: str) -> None:
     with rs.engine(name) as engine:
@@ -252,7 +251,6 @@ def test_a_callback_that_fails_surfaces() -> None:
 # Stages ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 @everywhere
 def test_a_stage_continues_without_the_item_it_lost(name: str) -> None:
     with rs.engine(name) as engine:
@@ -443,7 +441,6 @@ def test_killing_the_driver_leaves_no_process(name: str) -> None:
     scripts.eventually(lambda: scripts.ended(pids))  # shared memory is looked for after every test
 
 
-@pytest.mark.quick
 @everywhere
 def test_ctrl_c_ends_everything_with_one_line(name: str) -> None:
     with scripts.started("-c", SCRIPT, name) as process:

@@ -77,13 +77,10 @@ SHAPES = ["shard", "rows", "driver", "filter", "combine", "prefetch", "split", "
 
 
 def cases() -> Iterator[Any]:
-    """Every combination; of processes and Ray, which share their driver with threads, a few are quick."""
+    """Every combination; of processes, which share their driver with threads, a few are quick."""
     for name, shape, how in product(ENGINES, SHAPES, INTERRUPTS):
-        quick = {
-            "processes": shape in ("shard", "split"),
-            "ray": shape == "via" and how in ("close", "error"),
-        }
-        yield pytest.param(name, shape, how, marks=() if quick.get(name, True) else pytest.mark.slow)
+        slow = name == "processes" and shape not in ("shard", "split")
+        yield pytest.param(name, shape, how, marks=pytest.mark.slow if slow else ())
 
 
 @pytest.mark.parametrize(("name", "shape", "interrupt"), list(cases()))

@@ -229,7 +229,7 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
             learner.weights[name], expected_weights, rtol=1e-4, atol=2e-5, err_msg=name
         )
     norm = np.sqrt(sum((slope**2).sum() for slope in numeric.values()))
-    assert known["gradient_norm"] == pytest.approx(norm, rel=1e-3)
+    assert known["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert known["learning_rate"] == config.learning_rate
     assert (learner.version, learner.steps) == (1, T * B)
 
@@ -432,8 +432,8 @@ def test_nan_stops_the_update(algorithm: ModuleType) -> None:
     learner.train(batch)
     before, state = learner.weights, learner.state_dict()
     for column, named in (
-        ("advantage", "policy_gradient_loss is nan in update 2, and so are gradient_norm, loss; the weights"),
-        ("value_target", "value_loss is nan in update 2, and so are gradient_norm, loss; the weights"),
+        ("advantage", "policy_gradient_loss is nan in update 2, and so are grad_norm, loss; the weights"),
+        ("value_target", "value_loss is nan in update 2, and so are grad_norm, loss; the weights"),
         ("observation", "entropy_loss is nan in update 2, and so are policy_gradient_loss, value_loss"),
     ):
         broken = batch[column].copy()
@@ -450,8 +450,8 @@ def test_an_infinite_gradient_stops_the_update() -> None:
     config, policy, weights, _ = example(a2c, "discrete")
     learner = a3c.learner(a3c.Config(**vars(config)), task(), policy)
     learner.weights = weights
-    with pytest.raises(Diverged, match="gradient_norm is inf in update 1"):
-        learner.apply_gradients(trainable(weights), {"loss": 1.0, "gradient_norm": np.inf}, 5)
+    with pytest.raises(Diverged, match="grad_norm is inf in update 1"):
+        learner.apply_gradients(trainable(weights), {"loss": 1.0, "grad_norm": np.inf}, 5)
     assert learner.weights is weights
     assert (learner.version, learner.steps) == (0, 0)
     learner.apply_gradients(trainable(weights), {"loss": 1.0, "explained_variance": np.nan}, 5)

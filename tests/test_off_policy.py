@@ -244,7 +244,7 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
     assert all(np.isfinite(value) for value in report.values())
     assert {"replay/size", "replay/lost" if name == "apex" else "replay/samples_per_insert"} <= report.keys()
-    assert "td_error" not in report
+    assert "priority" not in report
     assert ("rollout/exploration_rate" in report) == (name in ("dqn", "apex"))
     if name != "apex":
         assert report["replay/size"] == report["time/total_timesteps"]
@@ -463,7 +463,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
         learners = algorithm.workers(engine, config, task)
         started = (report for report in algorithm.plan(learners, config) if learners.learner.version)
         ahead = next(started)["time/total_timesteps"] - first
-        assert 0 < ahead <= config.steps_per_iteration(workers) * (4 if name == "apex" else 1)
+        assert 0 < ahead <= config.steps_per_round(workers) * (4 if name == "apex" else 1)
 
 
 def test_environments_and_shards_are_divided_among_workers() -> None:

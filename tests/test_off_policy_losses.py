@@ -195,9 +195,9 @@ def test_the_loss_of_dqn_and_its_gradient(options: dict[str, Any], n_step: int) 
     expected, td_error = reference(in_double(weights), rows)
     grads, metrics = jax.grad(partial(dqn.loss, policy, config, target, 0.7, rows), has_aux=True)(weights)
     assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-4)
-    assert ("td_error" in metrics) == bool(config.priority_exponent)
+    assert ("priority" in metrics) == bool(config.priority_exponent)
     if config.priority_exponent:
-        np.testing.assert_allclose(metrics["td_error"], td_error, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(metrics["priority"], td_error, rtol=1e-4, atol=1e-5)
     numeric = gradients_of(lambda own: reference(own, rows)[0], in_double(weights))
     for name in weights:
         np.testing.assert_allclose(grads[name], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
@@ -407,7 +407,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     learner = sac.learner(config, task(), policy)
     actor, target = moved(learner.weights, 4), moved(learner.state["critic"], 5)
     learner.weights = learner.weights | actor
-    learner.state = learner.state | {"target": target}
+    learner.state = learner.state | {"target_critic": target}
     critic, rows = learner.state["critic"], windows(n_step, actions)
     assert learner._random_inputs is not None
     noise = learner._random_inputs(np.random.default_rng([3, 0, 0, 4]))
@@ -425,7 +425,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     assert_descended(critic, after, grads, 0.01)
     for name, own in target.items():
         followed = 0.9 * own + 0.1 * np.asarray(after[name])
-        np.testing.assert_allclose(learner.state["target"][name], followed, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(learner.state["target_critic"][name], followed, rtol=1e-4, atol=1e-6)
 
     def actor_loss(own: Weights) -> float:
         value, log_prob = sac_soft_of(kind, own, in_double(after), rows["observation"], noise[1])
@@ -470,13 +470,13 @@ def test_sac_does_not_count_actions_that_are_not_legal() -> None:
     observation = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
     seen = {"observation": observation, "action_mask": np.tile([1, 1, 0], (N, 1)).astype(np.int8)}
     normal = np.zeros((N, 0), np.float32)
-    value, log_prob = sac.value_and_log_prob(policy, critics, critic, seen, normal, actor)
+    value, log_prob = sac.min_q_and_log_prob(policy, critics, critic, seen, normal, actor)
     two = softmax(actor_of(in_double(actor), observation)[:, :2])
     values = critics_of(in_double(critic), observation).min(0)[:, :2]
     np.testing.assert_allclose(value, (two * values).sum(-1), rtol=1e-4)
     np.testing.assert_allclose(log_prob, (two * np.log(two)).sum(-1), rtol=1e-4)
     grads = jax.grad(
-        lambda own: jnp.sum(sac.value_and_log_prob(policy, critics, critic, seen, normal, own)[1]),
+        lambda own: jnp.sum(sac.min_q_and_log_prob(policy, critics, critic, seen, normal, own)[1]),
         allow_int=True,
     )(actor)
     assert np.isfinite(grads["network.head.weight"]).all()

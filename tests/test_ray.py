@@ -19,10 +19,14 @@ from rollstream.testing.engines import ENGINE_CHECKS
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.quick]
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+QUICK_RULES = ("calls_reply", "errors_reach_the_caller", "messages_keep_their_order")
 
 
-@pytest.mark.parametrize("rule", ENGINE_CHECKS)
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=pytest.mark.quick if rule in QUICK_RULES else ()) for rule in ENGINE_CHECKS],
+)
 def test_rule(rule: str) -> None:
     ENGINE_CHECKS[rule](lambda: rs.engine("ray"))
 
@@ -75,6 +79,7 @@ def test_actors_use_one_thread_each() -> None:
         assert engine.spawn(Worker)[0].apply(environment).result()["NPROC"] == "3"
 
 
+@pytest.mark.quick
 def test_the_engine_joins_ray_and_leaves_it_running() -> None:
     for address in (None, "auto", ray.get_runtime_context().gcs_address):
         rs.engine("ray", address=address).close()
@@ -111,6 +116,7 @@ def test_an_engine_starts_a_cluster_of_its_own_and_ends_it() -> None:
     assert "hello from inner" in done.stdout, "what is printed at the very end may be too late"
 
 
+@pytest.mark.quick
 def test_without_ray_the_error_says_how_to_install_it() -> None:
     code = "import sys; sys.modules['ray'] = None; import rollstream as rs; rs.engine('ray')"
     errors = scripts.run_code(code, check=False).stderr

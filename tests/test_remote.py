@@ -199,7 +199,6 @@ def test_a_result_for_another_actor_is_not_opened_by_the_driver(name: str) -> No
         assert Traced.opened == before + 1
 
 
-@pytest.mark.quick
 @everywhere
 def test_put_serializes_once_for_all_readers(name: str) -> None:
     with rs.engine(name) as engine:
@@ -284,7 +283,6 @@ def test_an_operator_that_cannot_travel_is_named_with_its_line(name: str) -> Non
 # Messages ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 @everywhere
 def test_actors_send_to_each_other_while_the_driver_is_busy(name: str, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"

@@ -43,7 +43,7 @@ from rollstream.rl.replay_operators import (
     UpdateTarget,
     rollout_chunk,
 )
-from rollstream.rl.rollout import Rollout, keep_rollout
+from rollstream.rl.rollout import Rollout, rollout_for_replay
 from rollstream.rl.vector import NativeVector, SyncVector
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 from rollstream.testing import kill
@@ -61,7 +61,7 @@ MODES = {
 
 def scripted_worker(way: str = "sync", length: int = 7, restarts: int = 0, index: int = 0) -> RolloutWorker:
     spec = WorkerSpec(
-        EnvSpec(Scripted), 2, length, partial(dqn.make_policy, dqn.Config()), keep_rollout, seed=4
+        EnvSpec(Scripted), 2, length, partial(dqn.make_policy, dqn.Config()), rollout_for_replay, seed=4
     )
     worker = RolloutWorker(spec, context=ActorContext("worker", index, 2, restarts))
     worker.set_weights(0, worker.policy.init(0))
@@ -244,7 +244,7 @@ def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> N
     value = samples.columns["reward"][first, 0]
     td_error = np.where(value == 3, 9.0, 1.0)
     td_error[value == 5] = 0
-    report = {"td_error": (keys, td_error), "train/loss": 1.0}
+    report = {"priority": (keys, td_error), "train/loss": 1.0}
     context = Context("update", ("buffer", "sample", 0), None, {})
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()

@@ -104,7 +104,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, display: Recorder) -> Run
 
 def test_steps_are_rounded_up_to_whole_batches_and_that_is_said(straight: Run, display: Recorder) -> None:
     assert straight.metrics[-1]["time/total_timesteps"] == 320
-    assert display.notes == ["300 steps are rounded up to whole batches: 320"]
+    assert display.notes == ["300 steps are rounded up to whole rollouts: 320"]
     assert display.info == RunInfo("ppo", "CartPole-v1", 320, 1, 0, "inline", straight.path, 0)
     assert [report["time/iterations"] for report in display.reports] == [1, 2, 3, 4, 5]
     assert display.finished == [True]

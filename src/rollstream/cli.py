@@ -65,14 +65,14 @@ class Train(Generic[C]):
     algorithm: AlgorithmName
     """Algorithm: a name from `rollstream list`, or my_file.py:MyAlgorithm."""
     config: C
-    """Hyperparameters. Defaults are the tuned ones of --env, if there are any."""
+    """Hyperparameters. Defaults are those tuned for --env, if any."""
     env: Annotated[str | None, arg(metavar="ID", help_behavior_hint=_REQUIRED)] = None
     """Environment: a Gymnasium id such as CartPole-v1, my_module:MyEnv-v0 for an environment that a module
     registers, or my_file.py:MyEnv for a class or function in a file."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint=_REQUIRED)] = None
-    """Total number of environment steps, rounded up to whole batches."""
+    """Total number of environment steps, rounded up to whole rollouts."""
     seed: Annotated[int | None, _option("N", "0")] = None
-    """Random seed. The same seed gives the same run."""
+    """Random seed. Synchronous algorithms repeat a run exactly, given the same number of workers."""
     workers: Annotated[int | None, _option("N", "0")] = None
     """Number of rollout workers (0: sample in the driver process)."""
     engine: Annotated[Literal["inline", "threads", "processes", "ray"] | None, _option(_ENGINES)] = None
@@ -82,13 +82,13 @@ class Train(Generic[C]):
     resume: Flag = False
     """Resume the run in --out from its newest checkpoint."""
     quiet: Flag = False
-    """Do not show the progress."""
+    """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None
     """Number of environment steps between evaluations."""
     evaluate_episodes: Annotated[int | None, _option("N", "10")] = None
     """Number of episodes per evaluation."""
     stop_at: Annotated[float | None, _option("RETURN", "never")] = None
-    """Stop as soon as the mean return of an evaluation reaches this. Evaluates every 10,000 steps, unless
+    """Stop as soon as the mean return of an evaluation reaches RETURN. Evaluates every 10,000 steps, unless
     --evaluate-every is given."""
     checkpoint_every: Annotated[int | None, _option("N", _CHECKPOINTS)] = None
     """Number of environment steps between checkpoints."""

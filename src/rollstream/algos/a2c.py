@@ -25,7 +25,7 @@ from rollstream.rl.normalize import update_statistics
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
 from rollstream.rl.policy import ActorCriticPolicy
-from rollstream.rl.updates import Metrics, apply_updates, compute_grads, explained_variance
+from rollstream.rl.updates import Metrics, compute_grads, explained_variance, optimizer_step
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
@@ -34,7 +34,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(AlgorithmConfig):
-    """Settings of A2C and A3C."""
+    """Hyperparameters of A2C and A3C."""
 
     num_envs: PositiveInt = 8
     """Number of environments, divided evenly among the workers."""
@@ -106,7 +106,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
-        return_gamma=config.gamma if config.normalize_rewards else None,
+        reward_norm_gamma=config.gamma if config.normalize_rewards else None,
     )
 
 
@@ -133,7 +133,7 @@ def gradients(
 ) -> tuple[Weights, Metrics]:
     """Gradients of the loss on a batch, and metrics."""
     grads, metrics = compute_grads(partial(loss, policy, config, batch), weights)
-    metrics["gradient_norm"] = optax.tree.norm(grads)
+    metrics["grad_norm"] = optax.tree.norm(grads)
     metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
     return grads, metrics
 
@@ -152,7 +152,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
 
     def update(weights: Weights, opt_state: Any, batch: Batch, _: Array, schedules: Any) -> Any:
         grads, metrics = gradients(policy, config, weights, batch)
-        weights, opt_state = apply_updates(optimizer, schedules["learning_rate"], grads, opt_state, weights)
+        weights, opt_state = optimizer_step(optimizer, schedules["learning_rate"], grads, opt_state, weights)
         return update_statistics(weights, policy.batch_statistics(batch)), opt_state, metrics
 
     return Learner(

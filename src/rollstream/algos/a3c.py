@@ -30,7 +30,7 @@ from rollstream.rl.worker_set import WorkerSet
 
 @dataclass(frozen=True)
 class Config(a2c.Config):
-    """Settings of A3C, which are those of A2C."""
+    """Hyperparameters of A3C, which are those of A2C."""
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:

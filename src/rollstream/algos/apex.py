@@ -45,7 +45,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(dqn.Config):
-    """Settings of Ape-X: those of DQN with other defaults, and how it is distributed."""
+    """Hyperparameters of Ape-X: those of DQN with other defaults, and how it is distributed."""
 
     algorithm: ClassVar[str] = "apex"
 
@@ -56,7 +56,7 @@ class Config(dqn.Config):
     batch_size: PositiveInt = 512
     """Number of transitions per gradient step."""
     n_step: PositiveInt = 3
-    """Number of steps of n-step returns."""
+    """n of n-step returns."""
     dueling: bool = True
     """Dueling network: separate outputs for the state value and the advantages of actions."""
     priority_exponent: NonNegativeFloat = 0.6
@@ -70,18 +70,18 @@ class Config(dqn.Config):
     epsilon_alpha: NonNegativeFloat = 7.0
     """Environment i of N explores with epsilon_base ** (1 + epsilon_alpha * i / (N - 1))."""
 
-    def steps_per_iteration(self, workers: int) -> int:
+    def steps_per_round(self, workers: int) -> int:
         """Environment steps of one worker's rollout: rollouts reach the replay one by one."""
         return max(1, self.num_envs // max(1, workers)) * self.rollout_length
 
     def steps_before_learning(self, workers: int) -> int:
         """Environment steps before the first update, in whole rollouts."""
-        return self.rollouts_before_learning(workers) * self.steps_per_iteration(workers)
+        return self.rollouts_before_learning(workers) * self.steps_per_round(workers)
 
     def rollouts_before_learning(self, workers: int) -> int:
         """Rollouts that complete `learning_starts` transitions, of `n_step` steps each."""
         steps = max(1, self.learning_starts) + self.num_envs * (self.n_step - 1)
-        return math.ceil(steps / self.steps_per_iteration(workers))
+        return math.ceil(steps / self.steps_per_round(workers))
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -154,7 +154,7 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     rollouts, batches = flow.limit_ratio(
         ParallelRollouts(workers).gather_async(num_async=2),
         ParallelReplay(shards).gather_async(num_async=2),
-        samples_per_insert=config.samples_per_insert * config.steps_per_iteration(count) / config.batch_size,
+        samples_per_insert=config.samples_per_insert * config.steps_per_round(count) / config.batch_size,
         min_size=config.rollouts_before_learning(count),
     )
     store = rollouts.for_each(StoreToBuffer(shards)).for_each(UpdateWeights(workers))
@@ -165,7 +165,7 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
         .for_each(UpdateTarget(workers, config.target_update_interval))
     )
     reports = flow.union_async([store, train])
-    return ReportMetrics(reports, workers, every=config.iterations_per_report(count))
+    return ReportMetrics(reports, workers, every=config.rounds_per_report(count))
 
 
 APEX = Algorithm("apex", Config, worker, dqn.learner, plan, replay)

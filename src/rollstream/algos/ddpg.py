@@ -15,7 +15,7 @@ from rollstream.rl.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Config(td3.Config):
-    """Settings of DDPG, which are those of TD3 with other defaults."""
+    """Hyperparameters of DDPG, which are those of TD3 with other defaults."""
 
     algorithm: ClassVar[str] = "ddpg"
 

@@ -1,8 +1,8 @@
 """Deep Q-networks, DQN (Mnih et al., 2015, doi:10.1038/nature14236), with the extensions of Rainbow.
 
-Settings turn on double Q-learning (arXiv:1509.06461), dueling networks (arXiv:1511.06581), n-step returns,
-prioritized replay (arXiv:1511.05952) and distributional values (C51, arXiv:1707.06887). All of them together
-are Rainbow (arXiv:1710.02298) without noisy networks.
+Double Q-learning (arXiv:1509.06461) is on by default; dueling networks (arXiv:1511.06581), n-step returns,
+prioritized replay (arXiv:1511.05952) and distributional RL (C51, arXiv:1707.06887) are options. All of them
+together are Rainbow (arXiv:1710.02298) without noisy networks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, Tra
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
-from rollstream.rl.rollout import keep_rollout
-from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns
+from rollstream.rl.rollout import rollout_for_replay
+from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
@@ -40,7 +40,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    """Settings of DQN."""
+    """Hyperparameters of DQN."""
 
     algorithm: ClassVar[str] = "dqn"
 
@@ -57,21 +57,21 @@ class Config(OffPolicyConfig):
     learning_starts: NonNegativeInt = 1_000
     """Number of transitions in the replay buffer before the first update."""
     learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate of Adam."""
+    """Adam learning rate."""
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     target_update_interval: PositiveInt = 250
-    """Number of gradient steps between updates of the target network."""
+    """Number of gradient steps (not environment steps) between updates of the target network."""
     exploration_fraction: Fraction = 0.1
-    """Fraction of the training over which epsilon decays linearly from 1 to final_epsilon."""
+    """Fraction of training over which epsilon decays linearly from 1 to final_epsilon."""
     final_epsilon: Fraction = 0.05
-    """Final exploration rate (epsilon): the probability of a random action."""
+    """Final exploration rate, the probability of a random action (exploration_final_eps)."""
     double: bool = True
     """Double Q-learning: the online network selects the next action, the target network evaluates it."""
     dueling: bool = False
     """Dueling network: separate outputs for the state value and the advantages of actions."""
     n_step: PositiveInt = 1
-    """Number of steps of n-step returns."""
+    """n of n-step returns."""
     priority_exponent: NonNegativeFloat = 0.0
     """Priority exponent (alpha) of prioritized replay; 0 for uniform replay."""
     importance_exponent: NonNegativeFloat = 0.4
@@ -99,7 +99,7 @@ class Config(OffPolicyConfig):
             )
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """Scheduled values, given the fraction of the training that is done."""
+        """Scheduled values, given the fraction of training completed."""
         decayed = min(1.0, progress / self.exploration_fraction) if self.exploration_fraction else 1.0
         return {
             "learning_rate": self.learning_rate,
@@ -130,47 +130,50 @@ def make_policy(
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """Workers act epsilon-greedily and send rollouts for replay."""
+    """Workers act epsilon-greedily and send rollouts to the replay buffer."""
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.rollout_length,
         policy=task.policy or partial(make_policy, config),
-        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
     )
 
 
 def loss(
-    policy: QPolicy, config: Config, target: Weights, beta: Array, batch: Any, weights: Weights
+    policy: QPolicy, config: Config, target_params: Weights, beta: Array, batch: Any, weights: Weights
 ) -> tuple[Array, Metrics]:
-    r"""The Huber loss of the TD error, weighted by importance sampling.
+    r"""The Huber loss of the TD error; with prioritized replay, weighted by importance sampling (w).
 
     $$L = \mathbb{E}\big[w \, \mathrm{huber}(R + \gamma^n \bar Q(s', a') - Q(s, a))\big],
     \qquad a' = \arg\max_a Q(s', a)$$
 
-    With atoms it is the cross entropy to the projected distribution of $R + \gamma^n \bar Z(s', a')$ (C51).
-    The absolute TD error, or the cross entropy, is the new priority of a transition.
+    Without double Q-learning, a' is the best action of the target network. The discount is 0 where the
+    episode terminated. With atoms, the loss is the cross entropy to the projected distribution of
+    $R + \gamma^n \bar Z(s', a')$ (C51). The new priority of a transition is its absolute TD error, or its
+    cross entropy.
     """
     outputs_tm1 = policy.outputs(weights, batch["observation"])
     q_tm1 = _select_action(outputs_tm1, batch["action"])
-    selector = jax.lax.stop_gradient(weights) if config.double else target
+    selector = jax.lax.stop_gradient(weights) if config.double else target_params
     action_t = jnp.argmax(policy.q_values(selector, batch["next_observation"]), axis=-1)
-    outputs_t = jax.lax.stop_gradient(policy.outputs(target, batch["next_observation"]))
+    outputs_t = jax.lax.stop_gradient(policy.outputs(target_params, batch["next_observation"]))
     q_t = _select_action(outputs_t, action_t)
     return_t, discount_t = n_step_returns(batch, config.gamma)
     if policy.atoms is None:
-        td_error = jnp.abs(return_t + discount_t * q_t - q_tm1)
-        losses, q_value = optax.huber_loss(td_error), q_tm1
+        priority = jnp.abs(return_t + discount_t * q_t - q_tm1)
+        losses, q_value = optax.huber_loss(priority), q_tm1
     else:
         probabilities = project_distribution(policy.atoms, return_t, discount_t, jax.nn.softmax(q_t))
-        losses = td_error = -jnp.sum(probabilities * jax.nn.log_softmax(q_tm1), axis=-1)
+        losses = priority = -jnp.sum(probabilities * jax.nn.log_softmax(q_tm1), axis=-1)
         q_value = jax.nn.softmax(q_tm1) @ policy.atoms
     metrics = {"q_value": jnp.mean(q_value)}
     if config.priority_exponent:
+        # Relative to the least probable transition, whose weight is the largest: 1.
         losses = losses * importance_weights(batch["relative_probability"], beta, 1.0)
-        metrics["td_error"] = td_error
+        metrics["priority"] = priority
     total = jnp.mean(losses)
     return total, metrics | {"loss": total}
 
@@ -194,12 +197,12 @@ def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
 
     def init_state(params: Weights) -> dict[str, Any]:
-        return {"optimizer": optimizer.init(params), "target": params}
+        return {"optimizer": optimizer.init(params), "target": params}  # copied again by UpdateTarget
 
     def update(weights: Weights, state: Any, batch: Any, _: Array, schedules: Any) -> Any:
         batch_loss = partial(loss, policy, config, state["target"], schedules["beta"], batch)
         grads, metrics = compute_grads(batch_loss, weights)
-        weights, opt_state = apply_updates(
+        weights, opt_state = optimizer_step(
             optimizer, schedules["learning_rate"], grads, state["optimizer"], weights
         )
         return weights | {"epsilon": schedules["epsilon"]}, state | {"optimizer": opt_state}, metrics
@@ -228,7 +231,7 @@ def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    """Alternates between storing a rollout per worker and `gradient_steps` updates on replayed batches."""
     buffer = make_buffer(workers, config)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = (
@@ -238,7 +241,7 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
         .for_each(UpdateTarget(workers, config.target_update_interval))
     )
     reports = flow.union([store, train], weights=[1, config.gradient_steps])
-    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
+    return ReportMetrics(reports, workers, every=config.rounds_per_report(len(workers.actors)))
 
 
 DQN = Algorithm("dqn", Config, worker, learner, plan)

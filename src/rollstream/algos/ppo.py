@@ -1,8 +1,8 @@
 """Proximal policy optimization, PPO (Schulman et al., 2017, https://arxiv.org/abs/1707.06347).
 
-The workers sample rollouts under the same weights and compute advantages by GAE. The learner trains on all of
-them for several epochs of minibatches with the clipped surrogate objective, then sends the new weights to
-every worker.
+The workers sample rollouts under the same weights and compute advantages with GAE, which are standardized
+over the whole batch. The learner trains on it for several epochs of minibatches with the clipped surrogate
+objective, then sends the new weights to every worker.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rollstream.rl.params import Weights
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.updates import (
     Metrics,
-    apply_updates,
     compute_grads,
     explained_variance,
     minibatch_permutations,
+    optimizer_step,
     scan_minibatches,
 )
 from rollstream.rl.worker import WorkerSpec
@@ -50,20 +50,20 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(AlgorithmConfig):
-    """Settings of PPO."""
+    """Hyperparameters of PPO."""
 
     num_envs: PositiveInt = 8
     """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 256
     """Number of steps per environment in a batch (n_steps)."""
     epochs: PositiveInt = 10
-    """Number of epochs per batch."""
+    """Number of epochs per batch (n_epochs)."""
     minibatch_size: PositiveInt = 64
-    """Number of steps per minibatch."""
+    """Number of steps per minibatch (batch_size in Stable-Baselines3)."""
     learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of Adam."""
+    """Adam learning rate."""
     learning_rate_decay: bool = False
-    """Decay the learning rate linearly to 0 over the training."""
+    """Decay the learning rate linearly to 0 over training."""
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     gae_lambda: Fraction = 0.95
@@ -71,7 +71,7 @@ class Config(AlgorithmConfig):
     clip_range: NonNegativeFloat = 0.2
     """Clipping range (epsilon) of the probability ratio between the new and the old policy."""
     clip_range_decay: bool = False
-    """Decay the clipping range linearly to 0 over the training."""
+    """Decay the clipping range linearly to 0 over training."""
     entropy_coefficient: float = 0.0
     """Coefficient of the entropy bonus in the loss (ent_coef)."""
     value_coefficient: NonNegativeFloat = 0.5
@@ -79,11 +79,11 @@ class Config(AlgorithmConfig):
     max_grad_norm: NonNegativeFloat = 0.5
     """Maximum global norm of gradients; larger ones are clipped."""
     hidden: Sizes = (64, 64)
-    """Hidden layer sizes of the actor and of the critic; images pass through a Nature CNN first."""
+    """Hidden layer sizes of actor and critic (net_arch); images pass through a Nature CNN first."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Activation function of the hidden layers."""
     initial_log_std: float = 0.0
-    """Initial log standard deviation of continuous actions."""
+    """Initial log standard deviation of continuous actions (log_std_init)."""
     normalize_observations: bool = False
     """Normalize observations by their running mean and standard deviation."""
     normalize_rewards: bool = False
@@ -107,7 +107,7 @@ class Config(AlgorithmConfig):
         return self.num_envs * self.rollout_length
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """Scheduled values, given the fraction of the training that is done."""
+        """Scheduled values, given the fraction of training completed."""
         remaining = 1.0 - progress
         return {
             "learning_rate": self.learning_rate * (remaining if self.learning_rate_decay else 1.0),
@@ -132,7 +132,7 @@ def make_policy(
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """Workers sample `rollout_length` steps per environment and add advantages by GAE."""
+    """Workers sample `rollout_length` steps per environment and add advantages with GAE."""
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
@@ -141,7 +141,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
-        return_gamma=config.gamma if config.normalize_rewards else None,
+        reward_norm_gamma=config.gamma if config.normalize_rewards else None,
     )
 
 
@@ -184,8 +184,8 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
             weights, opt_state = carry
             minibatch_loss = partial(loss, policy, config, schedules["clip_range"], minibatch)
             grads, metrics = compute_grads(minibatch_loss, weights)
-            metrics["gradient_norm"] = optax.tree.norm(grads)
-            return apply_updates(optimizer, schedules["learning_rate"], grads, opt_state, weights), metrics
+            metrics["grad_norm"] = optax.tree.norm(grads)
+            return optimizer_step(optimizer, schedules["learning_rate"], grads, opt_state, weights), metrics
 
         rows = batch.select(_LOSS_COLUMNS).flattened()
         (weights, opt_state), metrics = scan_minibatches(step, (weights, opt_state), rows, permutations)

@@ -1,7 +1,8 @@
 """Soft actor-critic, SAC (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905).
 
 The actor maximizes the lower of two critics' values plus its entropy, weighted by a temperature that is
-learned. Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207).
+learned. Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207), with a lower default
+for the target entropy.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
-from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import require_action_space
-from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns, polyak_update
+from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step, polyak_update
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
@@ -42,7 +43,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    """Settings of SAC."""
+    """Hyperparameters of SAC."""
 
     algorithm: ClassVar[str] = "sac"
 
@@ -57,21 +58,21 @@ class Config(OffPolicyConfig):
     buffer_size: PositiveInt = 1_000_000
     """Replay buffer size in transitions; the oldest are removed."""
     learning_starts: NonNegativeInt = 100
-    """Number of transitions in the replay buffer before the first update; actions are uniform until then."""
+    """Number of transitions in the replay buffer before the first update; until then, actions are uniform."""
     learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of Adam, for actor, critics and temperature."""
+    """Adam learning rate of actor, critics and temperature."""
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     tau: Fraction = 0.005
     """Soft update coefficient of the target critics (tau, Polyak averaging)."""
     n_step: PositiveInt = 1
-    """Number of steps of n-step returns."""
+    """n of n-step returns."""
     initial_temperature: NonNegativeFloat = 1.0
     """Initial temperature (alpha), the entropy coefficient (ent_coef)."""
     learn_temperature: bool = True
     """Learn the temperature, so that the entropy approaches target_entropy."""
     target_entropy: float | None = None
-    """Target entropy of the actor; by default minus the action size, or 0.6 log(n) for n discrete actions."""
+    """Target entropy; by default minus the action dimensions, or 0.6 log(n) for n discrete actions."""
     hidden: Sizes = (256, 256)
     """Hidden layer sizes of the actor and of each critic; images pass through a Nature CNN first."""
     activation: Literal["tanh", "relu", "silu"] = "relu"
@@ -82,7 +83,7 @@ class Config(OffPolicyConfig):
     """Number of environment steps per report."""
 
     def schedules(self, progress: float) -> dict[str, float]:  # noqa: ARG002
-        """Scheduled values, given the fraction of the training that is done."""
+        """Scheduled values, given the fraction of training completed."""
         return {"learning_rate": self.learning_rate}
 
 
@@ -98,55 +99,62 @@ def make_policy(
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """Workers sample actions of the actor and send rollouts for replay."""
+    """Workers sample actions from the policy and send rollouts to the replay buffer."""
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.rollout_length,
         policy=task.policy or partial(make_policy, config),
-        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
     )
 
 
-def value_and_log_prob(
-    policy: ActorPolicy, critics: Critics, critic: Weights, observation: Any, noise: Array, actor: Weights
+def min_q_and_log_prob(
+    policy: ActorPolicy,
+    critics: Critics,
+    critic_params: Weights,
+    observation: Any,
+    noise: Array,
+    actor: Weights,
 ) -> tuple[Array, Array]:
-    """The lower Q value of the actor's action, and the action's log probability.
+    """The minimum Q value over the critics for a sampled action, and the log probability of the action.
 
-    For discrete actions both are expectations over the actor's distribution.
+    For discrete actions, both are expectations over the actor's distribution. Continuous actions and their
+    log probabilities are those before rescaling from [-1, 1] to the action space.
     """
     outputs = policy.outputs(actor, observation)
     if isinstance(policy.distribution, TanhNormal):
         action, log_prob = policy.distribution.sample_and_log_prob(outputs, noise)
-        return jnp.min(critics(critic, observation, action), axis=0)[:, 0], log_prob
+        return jnp.min(critics(critic_params, observation, action), axis=0)[:, 0], log_prob
     log_prob, probability = jax.nn.log_softmax(outputs), jax.nn.softmax(outputs)
-    q_value = jnp.min(critics(critic, observation), axis=0)
+    q_value = jnp.min(critics(critic_params, observation), axis=0)
     return jnp.sum(probability * q_value, axis=-1), jnp.sum(probability * log_prob, axis=-1)
 
 
 def critic_loss(
-    policy: ActorPolicy, critics: Critics, target: Array, batch: Any, critic: Weights
+    policy: ActorPolicy, critics: Critics, td_target: Array, batch: Any, critic_params: Weights
 ) -> tuple[Array, Metrics]:
-    r"""The mean squared error of the critics, where y is the target.
+    r"""The mean squared error between the critics and the TD target y, computed with the target critics.
 
-    $$L_Q = \frac{1}{2} \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big]$$
+    $$L_Q = \frac{1}{2} \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big], \qquad
+    y = R + \gamma^n (\min_i \bar Q_i(s', a') - \alpha \log \pi(a' | s')), \quad a' \sim \pi$$
     """
     if isinstance(policy.distribution, TanhNormal):
-        action = policy.distribution.unscale(batch["action"])
-        q_values = critics(critic, batch["observation"], action)[..., 0]
+        action = policy.distribution.to_unit_range(batch["action"])
+        q_values = critics(critic_params, batch["observation"], action)[..., 0]
     else:
         action = batch["action"].astype(jnp.int32)[None, :, None]
-        q_values = jnp.take_along_axis(critics(critic, batch["observation"]), action, axis=-1)[..., 0]
-    loss = 0.5 * jnp.sum(jnp.mean((q_values - target) ** 2, axis=-1))
+        q_values = jnp.take_along_axis(critics(critic_params, batch["observation"]), action, axis=-1)[..., 0]
+    loss = 0.5 * jnp.sum(jnp.mean((q_values - td_target) ** 2, axis=-1))
     return loss, {"critic_loss": loss, "q_value": jnp.mean(q_values)}
 
 
 def actor_loss(
     policy: ActorPolicy,
     critics: Critics,
-    critic: Weights,
+    critic_params: Weights,
     temperature: Array,
     noise: Array,
     batch: Any,
@@ -156,7 +164,7 @@ def actor_loss(
 
     $$L_\pi = \mathbb{E}\big[\alpha \log \pi(a | s) - \min_i Q_i(s, a)\big], \qquad a \sim \pi$$
     """
-    q_value, log_prob = value_and_log_prob(policy, critics, critic, batch["observation"], noise, actor)
+    q_value, log_prob = min_q_and_log_prob(policy, critics, critic_params, batch["observation"], noise, actor)
     loss = jnp.mean(temperature * log_prob - q_value)
     return loss, {"actor_loss": loss, "entropy": -jnp.mean(log_prob)}
 
@@ -171,56 +179,66 @@ def target_entropy(config: Config, policy: ActorPolicy) -> float:
 
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
-    """Adam for actor, critics and temperature. The workers receive the actor only."""
+    """Adam for actor, critics and temperature. The workers receive the actor's weights."""
     distribution, entropy_target = policy.distribution, target_entropy(config, policy)
     action_size = distribution.size if isinstance(distribution, TanhNormal) else 0
     critics = Critics(
         policy.observation_space,
         action_size=action_size,
         outputs=1 if action_size else distribution.output_size,
+        count=2,
         hidden=config.hidden,
         activation=config.activation,
     )
     adam = optax.scale_by_adam()
 
     def init_state(actor: Weights) -> dict[str, Any]:
-        critic = critics.init(task.seed)
+        critic_params = critics.init(task.seed)
         log_temperature = jnp.log(jnp.float32(config.initial_temperature))
-        parts = {"actor": actor, "critic": critic, "temperature": log_temperature}
+        parts = {"actor": actor, "critic": critic_params, "temperature": log_temperature}
         opt_states = {name: adam.init(part) for name, part in parts.items()}
-        return {"critic": critic, "target": critic, "log_temperature": log_temperature, "adam": opt_states}
+        return {
+            "critic": critic_params,
+            "target_critic": critic_params,
+            "log_temperature": log_temperature,
+            "adam": opt_states,
+        }
 
     def update(weights: Weights, state: Any, batch: Any, noise: Array, schedules: Any) -> Any:
         learning_rate, opt_states = schedules["learning_rate"], state["adam"]
         temperature = jnp.exp(state["log_temperature"])
 
         return_t, discount_t = n_step_returns(batch, config.gamma)
-        q_value_t, log_prob_t = value_and_log_prob(
-            policy, critics, state["target"], batch["next_observation"], noise[0], weights
+        q_value_t, log_prob_t = min_q_and_log_prob(
+            policy, critics, state["target_critic"], batch["next_observation"], noise[0], weights
         )
-        target = return_t + discount_t * (q_value_t - temperature * log_prob_t)
+        td_target = return_t + discount_t * (q_value_t - temperature * log_prob_t)
         grads, critic_metrics = compute_grads(
-            partial(critic_loss, policy, critics, target, batch), state["critic"]
+            partial(critic_loss, policy, critics, td_target, batch), state["critic"]
         )
-        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
+        critic_params, critic_opt = optimizer_step(
+            adam, learning_rate, grads, opt_states["critic"], state["critic"]
+        )
 
         grads, actor_metrics = compute_grads(
-            partial(actor_loss, policy, critics, critic, temperature, noise[1], batch), weights
+            partial(actor_loss, policy, critics, critic_params, temperature, noise[1], batch), weights
         )
-        actor, actor_opt = apply_updates(adam, learning_rate, grads, opt_states["actor"], weights)
+        actor, actor_opt = optimizer_step(adam, learning_rate, grads, opt_states["actor"], weights)
 
-        temperature_grad = actor_metrics["entropy"] - entropy_target
-        step, temperature_opt = adam.update(temperature_grad, opt_states["temperature"])
-        log_temperature = state["log_temperature"] - learning_rate * step * config.learn_temperature
+        log_temperature, temperature_opt = state["log_temperature"], opt_states["temperature"]
+        if config.learn_temperature:  # the loss is log(alpha) * (entropy - target_entropy)
+            step, temperature_opt = adam.update(actor_metrics["entropy"] - entropy_target, temperature_opt)
+            log_temperature = log_temperature - learning_rate * step
 
         state = {
-            "critic": critic,
-            "target": polyak_update(state["target"], critic, config.tau),
+            "critic": critic_params,
+            "target_critic": polyak_update(state["target_critic"], critic_params, config.tau),
             "log_temperature": log_temperature,
             "adam": {"actor": actor_opt, "critic": critic_opt, "temperature": temperature_opt},
         }
         metrics = critic_metrics | actor_metrics | {"ent_coef": temperature}
-        return actor | {"epsilon": jnp.float32(0.0)}, state, metrics
+        actor |= {"epsilon": jnp.float32(0.0)}  # until the first update, actions were uniform
+        return actor, state, metrics
 
     noise_shape = (2, config.batch_size, action_size)
     return Learner(
@@ -232,7 +250,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         schedules=config.schedules,
         seed=task.seed,
         total_steps=task.steps,
-        concurrent=True,
+        concurrent=True,  # two critics: XLA computes them in parallel
     )
 
 
@@ -248,12 +266,12 @@ def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    """Alternates between storing a rollout per worker and `gradient_steps` updates on replayed batches."""
     buffer = make_buffer(workers, config)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = Replay(buffer).for_each(TrainOneStep(workers))
     reports = flow.union([store, train], weights=[1, config.gradient_steps])
-    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
+    return ReportMetrics(reports, workers, every=config.rounds_per_report(len(workers.actors)))
 
 
 SAC = Algorithm("sac", Config, worker, learner, plan)

@@ -31,9 +31,9 @@ from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights, trainable
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
-from rollstream.rl.rollout import keep_rollout
+from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import require_action_space
-from rollstream.rl.updates import Metrics, apply_updates, compute_grads, n_step_returns, polyak_update
+from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step, polyak_update
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
@@ -42,7 +42,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Config(OffPolicyConfig):
-    """Settings of TD3."""
+    """Hyperparameters of TD3."""
 
     algorithm: ClassVar[str] = "td3"
 
@@ -65,7 +65,7 @@ class Config(OffPolicyConfig):
     tau: Fraction = 0.005
     """Soft update coefficient of the target networks (tau, Polyak averaging)."""
     n_step: PositiveInt = 1
-    """Number of steps of n-step returns."""
+    """n of n-step returns."""
     exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the Gaussian exploration noise, for actions scaled to [-1, 1]."""
     num_critics: PositiveInt = 2
@@ -86,7 +86,7 @@ class Config(OffPolicyConfig):
     """Number of environment steps per report."""
 
     def schedules(self, progress: float) -> dict[str, float]:  # noqa: ARG002
-        """Scheduled values, given the fraction of the training that is done."""
+        """Scheduled values, given the fraction of training completed."""
         return {"learning_rate": self.learning_rate}
 
 
@@ -101,13 +101,13 @@ def make_policy(
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """Workers act with exploration noise and send rollouts for replay."""
+    """Workers act with exploration noise and send rollouts to the replay buffer."""
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.rollout_length,
         policy=task.policy or partial(make_policy, config),
-        postprocess=partial(keep_rollout, frame_stack=task.environment.frame_stack),
+        postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
     )
@@ -119,21 +119,22 @@ def actor_action(policy: ActorPolicy, actor: Weights, observation: Any) -> Array
 
 
 def critic_loss(
-    policy: ActorPolicy, critics: Critics, target: Array, batch: Any, critic: Weights
+    policy: ActorPolicy, critics: Critics, td_target: Array, batch: Any, critic_params: Weights
 ) -> tuple[Array, Metrics]:
-    r"""The mean squared error of the critics, where y is the target.
+    r"""The mean squared error between the critics and the TD target y, computed with the target networks.
 
-    $$L_Q = \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big]$$
+    $$L_Q = \sum_i \mathbb{E}\big[(Q_i(s, a) - y)^2\big], \qquad
+    y = R + \gamma^n \min_i \bar Q_i(s', \bar\pi(s') + \mathrm{clip}(\epsilon, -c, c))$$
     """
     assert isinstance(policy.distribution, NoisyDeterministic)
-    action = policy.distribution.unscale(batch["action"])
-    q_values = critics(critic, batch["observation"], action)[..., 0]
-    loss = jnp.sum(jnp.mean((q_values - target) ** 2, axis=-1))
+    action = policy.distribution.to_unit_range(batch["action"])
+    q_values = critics(critic_params, batch["observation"], action)[..., 0]
+    loss = jnp.sum(jnp.mean((q_values - td_target) ** 2, axis=-1))
     return loss, {"critic_loss": loss, "q_value": jnp.mean(q_values)}
 
 
 def actor_loss(
-    policy: ActorPolicy, critics: Critics, critic: Weights, batch: Any, actor: Weights
+    policy: ActorPolicy, critics: Critics, critic_params: Weights, batch: Any, actor: Weights
 ) -> tuple[Array, Metrics]:
     r"""Minus the first critic's value of the actor's action.
 
@@ -141,12 +142,12 @@ def actor_loss(
     """
     observation = batch["observation"]
     action = actor_action(policy, actor, observation)
-    loss = -jnp.mean(critics(critic, observation, action)[0])
+    loss = -jnp.mean(critics(critic_params, observation, action)[0])
     return loss, {"actor_loss": loss}
 
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
-    """Adam for actor and critics, with target networks of both. The workers receive the actor only."""
+    """Adam for actor and critics, with target networks of both. The workers receive the actor's weights."""
     action_size = policy.distribution.output_size
     critics = Critics(
         policy.observation_space,
@@ -158,11 +159,11 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     adam = optax.scale_by_adam()
 
     def init_state(actor: Weights) -> dict[str, Any]:
-        critic = critics.init(task.seed)
+        critic_params = critics.init(task.seed)
         return {
-            "critic": critic,
-            "targets": {"actor": actor, "critic": critic},
-            "adam": {"actor": adam.init(actor), "critic": adam.init(critic)},
+            "critic": critic_params,
+            "targets": {"actor": actor, "critic": critic_params},
+            "adam": {"actor": adam.init(actor), "critic": adam.init(critic_params)},
             "updates": jnp.int32(0),
             "actor_loss": jnp.float32(0),
         }
@@ -177,14 +178,18 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         action_t = jnp.clip(actor_action(policy, targets["actor"], next_observation) + noise, -1, 1)
         q_value_t = jnp.min(critics(targets["critic"], next_observation, action_t), axis=0)[:, 0]
         return_t, discount_t = n_step_returns(batch, config.gamma)
-        target = return_t + discount_t * q_value_t
-        grads, metrics = compute_grads(partial(critic_loss, policy, critics, target, batch), state["critic"])
-        critic, critic_opt = apply_updates(adam, learning_rate, grads, opt_states["critic"], state["critic"])
+        td_target = return_t + discount_t * q_value_t
+        grads, metrics = compute_grads(
+            partial(critic_loss, policy, critics, td_target, batch), state["critic"]
+        )
+        critic_params, critic_opt = optimizer_step(
+            adam, learning_rate, grads, opt_states["critic"], state["critic"]
+        )
 
         def update_actor() -> tuple[Any, ...]:
-            grads, metrics = compute_grads(partial(actor_loss, policy, critics, critic, batch), actor)
-            new_actor, actor_opt = apply_updates(adam, learning_rate, grads, opt_states["actor"], actor)
-            online = {"actor": new_actor, "critic": critic}
+            grads, metrics = compute_grads(partial(actor_loss, policy, critics, critic_params, batch), actor)
+            new_actor, actor_opt = optimizer_step(adam, learning_rate, grads, opt_states["actor"], actor)
+            online = {"actor": new_actor, "critic": critic_params}
             new_targets = {
                 name: polyak_update(targets[name], params, config.tau) for name, params in online.items()
             }
@@ -198,13 +203,14 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
             updates % config.policy_delay == 0, update_actor, keep_actor
         )
         state = {
-            "critic": critic,
+            "critic": critic_params,
             "targets": targets,
             "adam": {"actor": actor_opt, "critic": critic_opt},
             "updates": updates,
             "actor_loss": loss,
         }
-        return actor | {"epsilon": jnp.float32(0.0)}, state, metrics | {"actor_loss": loss}
+        actor |= {"epsilon": jnp.float32(0.0)}  # until the first update, actions were uniform
+        return actor, state, metrics | {"actor_loss": loss}
 
     noise_shape = (config.batch_size, action_size)
     return Learner(
@@ -216,7 +222,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         schedules=config.schedules,
         seed=task.seed,
         total_steps=task.steps,
-        concurrent=True,
+        concurrent=True,  # two critics: XLA computes them in parallel
     )
 
 
@@ -232,12 +238,12 @@ def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Rollouts are stored, then the learner takes `gradient_steps` steps on replayed batches, in turn."""
+    """Alternates between storing a rollout per worker and `gradient_steps` updates on replayed batches."""
     buffer = make_buffer(workers, config)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = Replay(buffer).for_each(TrainOneStep(workers))
     reports = flow.union([store, train], weights=[1, config.gradient_steps])
-    return ReportMetrics(reports, workers, every=config.iterations_per_report(len(workers.actors)))
+    return ReportMetrics(reports, workers, every=config.rounds_per_report(len(workers.actors)))
 
 
 TD3 = Algorithm("td3", Config, worker, learner, plan)

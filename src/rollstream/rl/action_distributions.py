@@ -198,11 +198,11 @@ class BoundedDistribution(ActionDistribution):
         self._half_range = half_range.reshape(-1)
         self._divisor = np.where(self._half_range > 0, self._half_range, np.float32(1))
 
-    def scale(self, flat: Array) -> Array:
+    def from_unit_range(self, flat: Array) -> Array:
         """From [-1, 1] to actions of the space."""
         return (self._center + self._half_range * flat).reshape(*flat.shape[:-1], *self.shape)
 
-    def unscale(self, action: Array) -> Array:
+    def to_unit_range(self, action: Array) -> Array:
         """From actions of the space to [-1, 1]."""
         flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], self.size)
         return (flat - self._center) / self._divisor
@@ -213,7 +213,7 @@ class BoundedDistribution(ActionDistribution):
 
     def uniform(self, outputs: Array, random: Array, xp: Any = jnp) -> Array:  # noqa: ARG002
         """An action drawn uniformly from the space, given random numbers from 0 to 1."""
-        return self.scale(2 * random - 1)
+        return self.from_unit_range(2 * random - 1)
 
 
 class TanhNormal(BoundedDistribution):
@@ -226,7 +226,7 @@ class TanhNormal(BoundedDistribution):
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The mean plus scaled noise, squashed."""
         mean, log_std = outputs[..., : self.size], xp.clip(outputs[..., self.size :], *LOG_STD_RANGE)
-        return self.scale(xp.tanh(mean + xp.exp(log_std) * noise))
+        return self.from_unit_range(xp.tanh(mean + xp.exp(log_std) * noise))
 
     def sample_and_log_prob(self, outputs: Array, noise: Array) -> tuple[Array, Array]:
         """A random action scaled to [-1, 1], and its log probability."""
@@ -238,7 +238,7 @@ class TanhNormal(BoundedDistribution):
 
     def mode(self, outputs: Array) -> Array:
         """The mean, squashed."""
-        return self.scale(jnp.tanh(outputs[..., : self.size]))
+        return self.from_unit_range(jnp.tanh(outputs[..., : self.size]))
 
 
 class NoisyDeterministic(BoundedDistribution):
@@ -251,11 +251,11 @@ class NoisyDeterministic(BoundedDistribution):
 
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The action plus noise, clipped to the bounds."""
-        return self.scale(xp.clip(xp.tanh(outputs) + self.noise_std * noise, -1.0, 1.0))
+        return self.from_unit_range(xp.clip(xp.tanh(outputs) + self.noise_std * noise, -1.0, 1.0))
 
     def mode(self, outputs: Array) -> Array:
         """The action without noise."""
-        return self.scale(jnp.tanh(outputs))
+        return self.from_unit_range(jnp.tanh(outputs))
 
 
 def distribution_for(space: gymnasium.Space[Any], algorithm: str = "this policy") -> LogProbDistribution:

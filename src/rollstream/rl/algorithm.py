@@ -62,7 +62,7 @@ class AlgorithmConfig(Protocol):
     num_envs: int
     rollout_length: int
 
-    def steps_per_iteration(self, workers: int) -> int:  # noqa: ARG002
+    def steps_per_round(self, workers: int) -> int:  # noqa: ARG002
         """Environment steps that reach the learner together; a training takes a multiple of it."""
         return self.num_envs * self.rollout_length
 

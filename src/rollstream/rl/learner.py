@@ -17,7 +17,7 @@ from rollstream.rl.jit import jit
 from rollstream.rl.normalize import update_statistics
 from rollstream.rl.params import Weights, trainable
 from rollstream.rl.policy import Policy
-from rollstream.rl.updates import Metrics, apply_updates
+from rollstream.rl.updates import Metrics, optimizer_step
 
 Array = Any
 
@@ -184,5 +184,5 @@ def _apply_gradients(
     weights: Weights,
 ) -> tuple[Weights, Any]:
     """Apply gradients, which may come with statistics of the batch they were computed on."""
-    weights, opt_state = apply_updates(optimizer, learning_rate, trainable(grads), opt_state, weights)
+    weights, opt_state = optimizer_step(optimizer, learning_rate, trainable(grads), opt_state, weights)
     return update_statistics(weights, grads), opt_state

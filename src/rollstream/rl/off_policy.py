@@ -38,12 +38,12 @@ class OffPolicyConfig(AlgorithmConfig, Protocol):
     def steps_before_learning(self, workers: int) -> int:
         """Environment steps before the first update: n-step transitions take n - 1 further steps."""
         steps = self.learning_starts + self.num_envs * (self.n_step - 1)
-        per_iteration = self.steps_per_iteration(workers)
-        return math.ceil(steps / per_iteration) * per_iteration
+        per_round = self.steps_per_round(workers)
+        return math.ceil(steps / per_round) * per_round
 
-    def iterations_per_report(self, workers: int) -> int:
-        """How many iterations make `report_every` environment steps."""
-        return max(1, self.report_every // self.steps_per_iteration(workers))
+    def rounds_per_report(self, workers: int) -> int:
+        """How many rounds, of one rollout per worker, make `report_every` environment steps."""
+        return max(1, self.report_every // self.steps_per_round(workers))
 
 
 def replay_buffers(

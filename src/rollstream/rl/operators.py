@@ -118,12 +118,12 @@ class TrainOneStep(_Training):
         self._send_weights = send_weights
 
     def __call__(self, batch: Batch | ReplayBatch, context: Context) -> Report:
-        """Metrics; with the episodes of a batch, or the TD errors of a replay batch."""
+        """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
         learner, report = self.workers.learner, self._staleness(context)
         if isinstance(batch, ReplayBatch):
             metrics = learner.train(batch.columns, max(0, batch.env_steps - learner.steps))
-            if "td_error" in metrics:
-                report["td_error"] = (batch.keys, metrics.pop("td_error"))
+            if "priority" in metrics:
+                report["priority"] = (batch.keys, metrics.pop("priority"))
         else:
             steps = int(context.provenance.total("steps"))
             metrics = learner.train(batch.validated(), steps or None)

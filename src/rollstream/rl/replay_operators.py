@@ -18,7 +18,7 @@ from rollstream.rl.rollout import Rollout
 from rollstream.rl.worker_set import WorkerSet
 
 PRIORITY_EPSILON = 1e-6
-"""Added to TD errors, so that every priority is positive."""
+"""Added to priorities, so that every priority is positive."""
 
 
 class StoreToBuffer:
@@ -122,7 +122,7 @@ class NormalizeProbabilities:
 
 
 class UpdatePriorities:
-    """Sets the priorities of the items of a replay batch to their TD errors; passes the report on."""
+    """Sets the new priorities of the items of a replay batch; passes the report on."""
 
     def __init__(self, replay: ReplayBuffer | ReplayShards):
         self.replay = replay
@@ -134,10 +134,10 @@ class UpdatePriorities:
         """Size, inserts and samples of incarnations that died."""
 
     def __call__(self, report: Report, context: Context) -> Report:
-        """The report without TD errors; of shards with their size, losses and samples per insert."""
-        if "td_error" in report:  # sampling is uniform otherwise
-            keys, td_error = report.pop("td_error")
-            self._update(keys, td_error + PRIORITY_EPSILON, context)
+        """The report without priorities; of shards with their size, losses and samples per insert."""
+        if "priority" in report:  # sampling is uniform otherwise
+            keys, priority = report.pop("priority")
+            self._update(keys, priority + PRIORITY_EPSILON, context)
         return report if isinstance(self.replay, ReplayBuffer) else report | self._shard_metrics(context)
 
     def _update(self, keys: Any, priorities: Any, context: Context) -> None:

@@ -40,7 +40,7 @@ Postprocess: TypeAlias = Callable[[Weights, Rollout], Any]
 """Turns a rollout into the item a worker sends, given the weights it was sampled with."""
 
 
-def keep_rollout(policy: Any, *, frame_stack: int = 1) -> Postprocess:
+def rollout_for_replay(policy: Any, *, frame_stack: int = 1) -> Postprocess:
     """Postprocessing for replay: the rollout itself; of stacked frames only the newest is sent."""
 
     def postprocess(_: Weights, rollout: Rollout) -> Rollout:

@@ -24,7 +24,7 @@ def compute_grads(
     return jax.grad(lambda params: loss(weights | params), has_aux=True)(trainable(weights))
 
 
-def apply_updates(
+def optimizer_step(
     optimizer: optax.GradientTransformation,
     learning_rate: Array,
     grads: Weights,

@@ -51,7 +51,7 @@ class WorkerSpec:
     seed: int = 0
     clip_rewards: bool = False
     """Clip rewards to their sign; episode returns are of the rewards before clipping."""
-    return_gamma: float | None = None
+    reward_norm_gamma: float | None = None
     """Record `discounted_return` with this discount factor, to normalize rewards."""
     own_process: bool = False
     """Whether the worker has a process of its own, where JAX uses the CPU only."""
@@ -101,7 +101,7 @@ class RolloutWorker:
         seeds = np.random.SeedSequence([*self._identity, *salt, 1]).generate_state(num_envs)
         self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
         self.state = self.policy.initial_state(num_envs)
-        self._episodes = EpisodeStatistics(num_envs, self.spec.return_gamma)
+        self._episodes = EpisodeStatistics(num_envs, self.spec.reward_norm_gamma)
         self._after_reset = True
 
     def set_weights(self, version: int, weights: Weights) -> None:

@@ -63,7 +63,7 @@ class TrainingLoop:
         self._events: tuple[ActorEvent, ...] = ()
         self._checkpointing: Checkpointing | None = None
         self.metrics: list[MetricsRow] = []
-        """One row per iteration."""
+        """One row per report."""
         self.weights: Weights = {}
         """The trained weights, after `run`."""
 
@@ -115,7 +115,7 @@ class TrainingLoop:
 
     def _info(self, start_step: int) -> RunInfo:
         task, config = self._run_config.task, self._run_config.config
-        batch = config.steps_per_iteration(task.workers)
+        batch = config.steps_per_round(task.workers)
         return RunInfo(
             algorithm=self._run_config.algorithm.name,
             environment=task.environment.name,
@@ -130,7 +130,7 @@ class TrainingLoop:
     def _note_start(self, info: RunInfo, restarts: bool) -> None:
         steps = self._run_config.task.steps
         if info.steps != steps:
-            self._display.note(f"{steps:,} steps are rounded up to whole batches: {info.steps:,}")
+            self._display.note(f"{steps:,} steps are rounded up to whole rollouts: {info.steps:,}")
         if restarts and self._folder is not None:
             rows = len(read_metrics(self._folder))
             replaced = f", replacing {rows:,} rows of metrics" if rows else ""

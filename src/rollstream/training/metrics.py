@@ -20,7 +20,7 @@ from rollstream.flow import Statistics
 from rollstream.rl.operators import Report
 
 MetricsRow: TypeAlias = dict[str, float | str]
-"""Metrics of one iteration: the report, busy time per node, and actors that died."""
+"""One row of metrics: the report, busy time per node, and actors that died."""
 STEPS = "time/total_timesteps"
 
 
@@ -167,7 +167,7 @@ class Stopwatch:
 
 
 def metrics_row(report: Report, statistics: Statistics, events: tuple[ActorEvent, ...]) -> MetricsRow:
-    """Build the row of an iteration; `events` are the actors that died since the last one."""
+    """Build the row of a report; `events` are the actors that died since the last one."""
     row: MetricsRow = {**report}
     for node in statistics.nodes:
         row[f"flow/{node.name}/items"] = node.items

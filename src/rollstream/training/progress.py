@@ -19,7 +19,7 @@ class RunInfo:
     algorithm: str
     environment: str
     steps: int
-    """Total number of environment steps, rounded up to whole batches."""
+    """Total number of environment steps, rounded up to whole rollouts."""
     seed: int
     workers: int
     engine: str

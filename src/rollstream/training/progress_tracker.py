@@ -18,7 +18,7 @@ _SHORT = {
     "loss": "total",
     "approx_kl": "kl",
     "clip_fraction": "clipped",
-    "gradient_norm": "gradient",
+    "grad_norm": "gradient",
     "explained_variance": "explained",
     "learning_rate": "lr",
 }

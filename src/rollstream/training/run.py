@@ -57,8 +57,9 @@ def train(
         algorithm: a name (`ppo`), a file and a name in it (`my_file.py:MyAlgorithm`), or an `Algorithm`.
         env: a Gymnasium id, a file and a name in it (`my_file.py:MyEnv`), or a function that returns an
             environment.
-        steps: total number of environment steps, rounded up to whole batches.
-        seed: random seed (default 0). The same seed gives the same run.
+        steps: total number of environment steps, rounded up to whole rollouts.
+        seed: random seed (default 0). Synchronous algorithms repeat a run exactly, given the same number of
+            workers.
         workers: number of rollout workers; 0 (default) samples in the driver process.
         engine: `inline`, `threads`, `processes` or `ray`. Default: `processes` if there are workers, else
             `inline`.
@@ -125,7 +126,7 @@ class Run:
         self.path = path
         """The run folder, if there is one."""
         self.metrics = metrics
-        """One dict per iteration."""
+        """One dict per report."""
         self._weights = weights
 
     @property
