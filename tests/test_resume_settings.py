@@ -17,7 +17,8 @@ from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training import loop
 from rollstream.training.run import Run
-from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError, read_run_config
+from rollstream.training.config_file import read_run_config
+from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError
 from rollstream.training.video import record_video
 
 SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}

@@ -152,6 +152,8 @@ def _located(state: Any, folder: Path | None, read_here: bool) -> Any:
     if folder is None:
         raise StateError(f"this state belongs with the file {state[_FILE]}: say in which folder that is")
     path = folder / state[_FILE]
+    if path.parent != folder:
+        raise StateError(f"this state names {state[_FILE]}, which is not a file of its folder")
     if not read_here:
         return {_FILE: str(path.absolute())}
     from rollstream.background_save import read_state  # flows alone do without safetensors

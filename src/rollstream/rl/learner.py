@@ -15,7 +15,7 @@ import optax
 from rollstream.engine import RollstreamError
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import update_statistics
-from rollstream.rl.params import Weights, trainable
+from rollstream.rl.params import Weights, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
 from rollstream.rl.updates import Metrics, optimizer_step
 
@@ -157,18 +157,13 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same network."""
-        expected = {name: np.shape(value) for name, value in self.weights.items()}
-        found = {name: np.shape(value) for name, value in state["weights"].items()}
-        if expected != found:
-            bad = sorted(
-                name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-            )
-            raise RollstreamError(
-                f"these weights are of another network: {bad[0]} is {found.get(bad[0], 'missing')}, "
-                f"not {expected.get(bad[0], 'expected at all')}"
-            )
+        require_same_shapes(state["weights"], self.weights)
+        leaves, structure = jax.tree.flatten(self.state)
+        require_same_shapes(
+            {f"state {index}": leaf for index, leaf in enumerate(state["state"])},
+            {f"state {index}": leaf for index, leaf in enumerate(leaves)},
+        )
         self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
-        structure = jax.tree.structure(self.state)
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from rollstream.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint, load_weights
 from rollstream.training.checkpointing import Checkpointing
+from rollstream.training.config_file import read_content, write_run_config
 from rollstream.training.curve import can_draw, draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
+from rollstream.training.identity import identity, other_run, require_same_spaces
 from rollstream.training.interrupts import HeartbeatTimer, Interrupts
 from rollstream.training.metrics import (
     STEPS,
@@ -35,8 +38,8 @@ from rollstream.training.run_folder import (
     lock_folder,
     require_new,
     require_writable,
-    write_run_config,
 )
+from rollstream.training.trust import remember
 
 
 class TrainingLoop:
@@ -47,6 +50,7 @@ class TrainingLoop:
         folder: the run folder; `None` writes nothing.
         display: shows the progress.
         on_report: called with every report; training stops if it returns `True`.
+        may_change: resume from a checkpoint that was trained with other settings.
     """
 
     def __init__(
@@ -55,7 +59,10 @@ class TrainingLoop:
         folder: Path | None,
         display: Display,
         on_report: Callable[[Report], object] | None = None,
+        *,
+        may_change: bool = False,
     ):
+        self._may_change = may_change
         self._run_config = run_config
         self._on_report = on_report
         self._folder = folder
@@ -78,11 +85,11 @@ class TrainingLoop:
             require_writable(self._folder)
         if resume and self._folder is not None:
             scope.enter_context(lock_folder(self._folder))
-        start = (
-            latest_checkpoint(self._folder / "checkpoints") if resume and self._folder is not None else None
-        )
+        start = self._start() if resume else None
         start_step = 0 if start is None else start.step
-        run_config.task.spaces()  # raises if the environment cannot be made
+        spaces = run_config.task.spaces()  # raises if the environment cannot be made
+        if start is not None:
+            require_same_spaces(run_config.task.environment.name, spaces, start.run["spaces"])
         self._display.start(info := self._info(start_step))
         if start is not None and run_config.is_finished(start_step, start.state["evaluation"]):
             assert self._folder is not None
@@ -94,15 +101,18 @@ class TrainingLoop:
         interrupts = Interrupts(self._display.note)
         workers, plan = self._build(engine, scope, interrupts)
         if start is not None:
-            plan.load_state_dict(start.state["plan"], folder=start.path)
+            _load_state(plan, start)
         if self._folder is not None and not resume:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(lock_folder(self._folder))
             require_new(self._folder)  # another process may have been faster
         if self._folder is not None:  # everything has been validated
-            write_run_config(self._folder, run_config, engine.statistics().environment)
-            get_weights, note = workers.learner.get_weights, self._display.note
-            self._checkpointing = Checkpointing(self._folder, run_config, plan, get_weights, note, start_step)
+            content = write_run_config(self._folder, run_config, engine.statistics().environment)
+            remember(self._folder, content)
+            get_weights, note, own = workers.learner.get_weights, self._display.note, identity(content, spaces)
+            self._checkpointing = Checkpointing(
+                self._folder, run_config, plan, get_weights, note, own, start_step
+            )
         logger = scope.enter_context(closing(MetricsLogger(self._folder, start_step)))
         self.metrics = logger.rows
         scope.enter_context(interrupts)
@@ -112,6 +122,13 @@ class TrainingLoop:
         self.weights = workers.learner.get_weights()
 
     # Start ---------------------------------------------------------------------------------------
+
+    def _start(self) -> Checkpoint | None:
+        """The newest checkpoint of the run that is resumed."""
+        if self._folder is None:
+            return None
+        check = partial(other_run, content=read_content(self._folder), may_change=self._may_change)
+        return latest_checkpoint(self._folder / "checkpoints", check)
 
     def _info(self, start_step: int) -> RunInfo:
         task, config = self._run_config.task, self._run_config.config
@@ -256,6 +273,15 @@ class TrainingLoop:
     def _note_interrupt(self, steps: int) -> None:
         saved = "not saved (no output folder)" if self._folder is None else f"saved in {self._folder}"
         self._display.note(f"interrupted after {steps:,} steps, {saved}")
+
+
+def _load_state(plan: Iter[Report], start: Checkpoint) -> None:
+    try:
+        plan.load_state_dict(start.state["plan"], folder=start.path)
+    except RollstreamError:
+        raise
+    except Exception as error:  # whatever a state of another structure causes
+        raise CheckpointError(f"checkpoint {start.path} does not fit the plan: {error!r}") from error
 
 
 def _scalars(row: MetricsRow) -> dict[str, float]:
