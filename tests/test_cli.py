@@ -123,19 +123,20 @@ def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
 
 def test_ctrl_c_stops_and_resume_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    command = ["-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
-    with scripts.started(*command) as process:
+    arguments = ["-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
+    with scripts.started(*arguments) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         assert "256 steps" in lines[2]
         process.send_signal(signal.SIGINT)
         told, complaints = process.communicate()
     assert process.returncode == 130
-    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
-    assert "stopping; press Ctrl-C again" in told
-    assert "steps, saved in" in told
     before = (out / "metrics.jsonl").read_text().splitlines()
     done = json.loads(before[-1])["time/total_timesteps"]
+    command = f"rollstream train ppo --resume --out {out}"
+    assert complaints == f"rollstream: stopped, and saved up to {done:,} steps; resume with: {command}\n"
+    assert "stopping; press Ctrl-C again" in told
+    assert "steps, saved in" in told
     main(["train", "ppo", "--resume", "--out", str(out), "--steps", str(done + 256), "--quiet"])
     after = (out / "metrics.jsonl").read_text().splitlines()
     assert after[:-1] == before
@@ -150,7 +151,8 @@ def test_sigterm_stops_and_says_how_to_resume(
     out = tmp_path / "run"
     assert fails("train", "ppo", *TINY, "--steps", "512", "--out", str(out)) == 143
     told, complaints = capsys.readouterr()
-    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
+    command = f"rollstream train ppo --resume --out {out}"
+    assert complaints == f"rollstream: stopped, and saved up to 256 steps; resume with: {command}\n"
     assert "SIGTERM: stopping\ninterrupted after 256 steps, saved in" in told
 
 
@@ -243,7 +245,7 @@ def test_video_without_the_extra(
     [
         (["--out", "film.txt"], "film.txt is not a video file: use one of .mp4, .mkv"),
         (["--out", "nowhere/film.mp4"], "nowhere/film.mp4 cannot be written: there is no folder nowhere"),
-        (["--out", "film.mp4", "--episodes", "0"], "episodes=0: must be an integer >= 1"),
+        (["--out", "film.mp4", "--episodes", "0"], "--episodes 0: must be an integer >= 1"),
     ],
 )
 def test_what_cannot_be_filmed(
@@ -446,15 +448,15 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
         ("evaluate nowhere", "nowhere is not a run folder: it does not exist; give the output folder"),
         ("graph pop", "did you mean 'ppo'?"),
-        ("graph ppo --workers -1", "workers=-1: must be an integer >= 0"),
-        ("graph ppo --config.num_envs 0", "num_envs=0: must be an integer >= 1"),
+        ("graph ppo --workers -1", "--workers -1: must be an integer >= 0"),
+        ("graph ppo --config.num_envs 0", "--config.num-envs 0: must be an integer >= 1"),
         (
             "train ppo --env CartPole-v1 --steps 1 --config.num_envs 0",
-            "num_envs=0: must be an integer",
+            "--config.num-envs 0: must be an integer",
         ),
         (
             "train ppo --env CartPole-v1 --steps 1 --config.hidden -3",
-            "hidden=(-3,): must be a tuple of integers >= 1",
+            "--config.hidden -3: must be a tuple of integers >= 1",
         ),
     ],
 )
@@ -492,19 +494,19 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("train ppo --learning_rate=1", "--learning_rate (did you mean --config.learning-rate?); see"),
         ("evaluate x --episode 3", "(did you mean --episodes?); see rollstream evaluate --help"),
         ("train ppo --qqqq", "unknown option --qqqq; see rollstream train ppo --help"),
-        ("train ppo --env A-v0 --steps many", "steps='many': must be an integer >= 1"),
-        ("train ppo --env A-v0 --steps=1.5", "steps='1.5': must be an integer >= 1"),
+        ("train ppo --env A-v0 --steps many", "--steps many: must be an integer >= 1"),
+        ("train ppo --env A-v0 --steps=1.5", "--steps 1.5: must be an integer >= 1"),
         (
             "train ppo --env A-v0 --steps 1 --config.gamma much",
-            "config gamma='much': must be a number between 0 and 1",
+            "--config.gamma much: must be a number between 0 and 1",
         ),
         (
             "train ppo --env A-v0 --steps 1 --config.hidden 8 b",
-            "config hidden=(8, 'b'): must be a tuple of integers >= 1",
+            "--config.hidden 8 b: must be a tuple of integers >= 1",
         ),
         (
             "train ppo --env A-v0 --steps 1 --engine proceses",
-            "engine='proceses': must be one of 'inline', 'threads', 'processes', 'ray'",
+            "--engine proceses: must be one of 'inline', 'threads', 'processes', 'ray'",
         ),
         (
             "train ppo --env A-v0 --steps 1 --env-kwargs fast",
@@ -516,7 +518,7 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("evaluate x --episodes", "Missing value for argument '--episodes'"),
         ("video x", "--out"),
         ("--foo", "unknown command '--foo'"),
-        ("graph ppo --format pdf", "format='pdf': must be one of 'text', 'mermaid', 'svg'"),
+        ("graph ppo --format pdf", "--format pdf: must be one of 'text', 'mermaid', 'svg'"),
     ],
 )
 def test_options_that_are_wrong(command: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training import loop
-from rollstream.training.run import Run
 from rollstream.training.config_file import read_run_config
+from rollstream.training.run import Run
 from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError
 from rollstream.training.video import record_video
 

@@ -306,7 +306,7 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     small(tmp_path / "run", steps=128, resume=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number: signal.Signals) -> None:
     def at_three(report: dict[str, float]) -> None:
         if report["time/iterations"] == 3:
@@ -315,8 +315,8 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     before, display = signal.getsignal(number), Recorder(at_three)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as raised:
         small(tmp_path / "run", display=display, checkpoint_every=10_000)
-    if number == signal.SIGTERM:
-        assert raised.value.args == (143,)
+    if number != signal.SIGINT:
+        assert raised.value.args == (128 + number,)
     assert signal.getsignal(number) is before
     _, stopping, where = display.notes
     assert "stopping" in stopping  # said at once
@@ -403,7 +403,31 @@ def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
     assert rows(run) == rows(straight)
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_at_once_is_the_same_one() -> None:
+    """`timeout -s INT` signals the process, and then its group."""
+    times = iter([10.0, 10.9, 11.0])
+    with pytest.raises(KeyboardInterrupt), Interrupts(Recorder().note, lambda: next(times)):  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the third one should have raised")
+
+
+def test_a_folder_that_is_deleted_is_not_called_saved(tmp_path: Path) -> None:
+    def delete(_: dict[str, float]) -> None:
+        shutil.rmtree(tmp_path / "run")
+        signal.raise_signal(signal.SIGTERM)
+
+    display = Recorder(delete)
+    with pytest.raises(RunError, match="run was deleted or moved during training: nothing can be saved"):
+        small(tmp_path / "run", display=display, evaluate_every=None)
+    assert not any("saved" in note for note in display.notes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_TWICE_SECONDS", 0.0)
+
     def twice(_: dict[str, float]) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

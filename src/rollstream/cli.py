@@ -10,15 +10,14 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import sys
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -26,8 +25,9 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rollstream import __version__
 from rollstream.arguments import parse, parse_known
 from rollstream.engine import RollstreamError
-from rollstream.flow import OperatorError
+from rollstream.error_messages import exit_code, leave, message, reword_for, show_warning
 from rollstream.limits import NonNegativeInt
+from rollstream.run_commands import farewell, import_from_here, load_run
 
 C = TypeVar("C")
 
@@ -45,6 +45,7 @@ Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
 AlgorithmName = Annotated[Positional[str], arg(metavar="ALGO")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 RunEnv = Annotated[str | None, _option("ID", "that of the run")]
+RunAlgorithm = Annotated[str | None, _option("ALGO", "that of the run")]
 Count = Annotated[int, arg(metavar="N")]
 
 
@@ -81,6 +82,10 @@ class Train(Generic[C]):
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
     """Resume the run in --out from its newest checkpoint."""
+    trust: Flag = False
+    """On resume, import the code that config.json in --out names."""
+    allow_changes: Flag = False
+    """Resume with another seed, other hyperparameters or other --env-kwargs."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None
@@ -101,7 +106,7 @@ class Train(Generic[C]):
 
     def run(self, args: Sequence[str]) -> None:
         """Train, and print the next command."""
-        from rollstream.training import load, train
+        from rollstream.training import train
         from rollstream.training.run_folder import FolderInUse
 
         if self.resume and self.out is None:
@@ -117,6 +122,8 @@ class Train(Generic[C]):
         algorithm = options.pop("algorithm")
         options["config"] = _given(self.config, args) or None
         options["env_kwargs"] = dict(map(_keyword, self.env_kwargs)) or None
+        options["display"] = _display(self)
+        import_from_here(self.out if self.resume else None, self.env, self.trust)
         while True:
             out = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
             try:
@@ -126,19 +133,16 @@ class Train(Generic[C]):
                 if self.out is not None:
                     raise
             except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C or SIGTERM
-                if not any((out / "checkpoints").glob("*")):
-                    _exit("stopped before the first checkpoint", _exit_code(stopped))
-                if load(out).is_finished:
+                if (text := farewell(out, algorithm)) is None:
                     break
-                command = f"rollstream train {algorithm} --resume --out {out}"
-                _exit(f"stopped; resume with: {command}", _exit_code(stopped))
+                leave(text, exit_code(stopped))
         if not self.quiet:
-            print(f"Evaluate it with: rollstream evaluate {out}")
+            print(f"Evaluate it with: {shlex.join(['rollstream', 'evaluate', str(out)])}")
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a trained policy with deterministic actions."""
+    """Evaluate a trained policy, with deterministic actions unless --stochastic is given."""
 
     folder: Folder
     """Run folder."""
@@ -147,7 +151,13 @@ class Evaluate:
     best: Flag = False
     """Use the weights with the best evaluation instead of the newest checkpoint."""
     env: RunEnv = None
-    """Environment, if its file has moved: my_file.py:MyEnv."""
+    """Environment, if it is not a Gymnasium id or has moved: my_file.py:MyEnv."""
+    algorithm: RunAlgorithm = None
+    """Algorithm, if it is not in `rollstream list`: my_file.py:MyAlgorithm."""
+    trust: Flag = False
+    """Import the code that config.json in the folder names."""
+    stochastic: Flag = False
+    """Sample actions instead of taking the most likely ones."""
     seed: Count = 0
     """Random seed of the episodes."""
     json: Flag = False
@@ -155,10 +165,8 @@ class Evaluate:
 
     def run(self, _: Sequence[str]) -> None:
         """Print the result."""
-        from rollstream.training import load
-
-        run = load(self.folder, best=self.best, env=self.env)
-        result = run.evaluate(episodes=self.episodes, seed=self.seed)
+        run = load_run(self)
+        result = run.evaluate(episodes=self.episodes, seed=self.seed, deterministic=not self.stochastic)
         print(json.dumps(dataclasses.asdict(result)) if self.json else result)
 
 
@@ -226,21 +234,31 @@ class Video:
     best: Flag = False
     """Use the weights with the best evaluation instead of the newest checkpoint."""
     env: RunEnv = None
-    """Environment, if its file has moved: my_file.py:MyEnv."""
+    """Environment, if it is not a Gymnasium id or has moved: my_file.py:MyEnv."""
+    algorithm: RunAlgorithm = None
+    """Algorithm, if it is not in `rollstream list`: my_file.py:MyAlgorithm."""
+    trust: Flag = False
+    """Import the code that config.json in the folder names."""
     seed: Count = 0
     """Random seed of the first episode."""
 
     def run(self, _: Sequence[str]) -> None:
         """Write the video, and print the returns."""
-        from rollstream.training import load
         from rollstream.training.video import record_video
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # render without a window
-        run = load(self.folder, best=self.best, env=self.env)
+        run = load_run(self)
         returns = record_video(run, self.out, episodes=self.episodes, seed=self.seed)
         episodes = "episode" if len(returns) == 1 else "episodes"
         values = ", ".join(f"{value:,.1f}" for value in returns)
         print(f"Saved {self.out}: {len(returns)} {episodes}, return {values}")
+
+
+def _display(command: Train[Any]) -> Any:
+    from rollstream.training.display import display_for
+    from rollstream.training.progress import NoDisplay, Reworded
+
+    return NoDisplay() if command.quiet else Reworded(display_for(sys.stdout), reword_for(command))
 
 
 # Parsing -----------------------------------------------------------------------------------------
@@ -334,59 +352,22 @@ def main(args: Sequence[str] | None = None) -> None:
     if args == ["--version"]:
         print(f"rollstream {__version__}")
         return
+    command: Any = None
     with warnings.catch_warnings():
-        warnings.showwarning = partial(_show_warning, warnings.showwarning)
+        default = warnings.showwarning
+        warnings.showwarning = partial(show_warning, default, reword_for(None))
         try:
-            if not {"", os.getcwd()} & set(sys.path):
-                sys.path.append(os.getcwd())  # for my_module:MyEnv-v0
-            _parse(args).run(args)
+            command = _parse(args)
+            warnings.showwarning = partial(show_warning, default, reword_for(command))
+            command.run(args)
         except KeyboardInterrupt:
-            _exit("stopped", 130)
+            leave("stopped", 130)
         except RollstreamError as error:
-            _exit(_message(error), 2)
+            leave(reword_for(command)(message(error)), 2)
         except BrokenPipeError:  # the reader of the output has closed it
             sys.stderr.close()
             sys.exit(0)
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
             fix = "; free some space, then resume with --resume" if error.errno == errno.ENOSPC else ""
-            _exit(f"{where}{error.strerror or error}{fix}", 1)
-
-
-def _show_warning(default: Any, message: Any, category: type[Warning], filename: str, *more: Any) -> None:
-    """Print this package's warnings as one sentence, without a line of its code."""
-    if Path(filename).is_relative_to(Path(__file__).parent):
-        print(f"rollstream: {message}", file=sys.stderr)
-    else:
-        default(message, category, filename, *more)
-
-
-def _exit_code(stopped: BaseException) -> int:
-    return stopped.code if isinstance(stopped, SystemExit) and isinstance(stopped.code, int) else 130
-
-
-def _exit(text: str, code: int) -> NoReturn:
-    print(f"rollstream: {text}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _message(error: RollstreamError) -> str:
-    """One sentence, with the line of user code that failed."""
-    if not isinstance(error, OperatorError):
-        text = str(error).replace("resume=True", "--resume")
-        if error.__cause__ is None or isinstance(error.__cause__, RollstreamError):
-            return text
-        return text + _user_line("".join(traceback.format_exception(error.__cause__)))
-    if isinstance(error.original, RollstreamError):
-        return _message(error.original)
-    if (match := re.search(r" failed: rollstream\.[\w.]+: (.*)", str(error))) is not None:  # in a worker
-        return match[1]
-    return str(error).partition("\n")[0] + _user_line(str(error))
-
-
-def _user_line(trace: str) -> str:
-    """The innermost line of a traceback that is not in a library."""
-    libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
-    frames = re.findall(r'File "(.+)", line (\d+), in (.+)', trace)
-    own = [frame for frame in frames if not frame[0].startswith(libraries)]
-    return f", in {own[-1][2]} at {own[-1][0]}:{own[-1][1]}" if own else ""
+            leave(f"{where}{error.strerror or error}{fix}", 1)

@@ -193,6 +193,11 @@ def latest_checkpoint(
     return None
 
 
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint, whole or not; `None` if there is none."""
+    return max((step for step, _ in _list(folder)), default=None)
+
+
 def oldest_step(folder: Path) -> int:
     """The step of the oldest checkpoint."""
     return min(step for step, _ in _list(folder))

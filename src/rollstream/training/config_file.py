@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
 from rollstream.state_codec import StateEncodingError, decode_state, encode_state
+from rollstream.training.checkpoint import newest_step
 from rollstream.training.config import config_from_dict
+from rollstream.training.metrics import STEPS, iterate_metrics
 from rollstream.training.run_folder import (
     CheckpointConfig,
     EvaluationConfig,
     RunConfig,
     RunError,
+    is_finished,
     require_run,
 )
 from rollstream.training.trust import is_remembered, names_code, require_trust
@@ -218,8 +221,9 @@ def read_run_config(
     chosen = algorithm or algorithm_of(_trusted(folder, "algorithm", content["algorithm"], trust))
     if chosen.name != content["name"]:
         raise RunError(f"the run in {folder} was trained with {content['name']}, not {chosen.name}")
-    if source is None:
-        source = _import_source(_trusted(folder, "env", environment["source"], trust), "env")
+    env: Any = source
+    if env is None:
+        env = _import_source(_trusted(folder, "env", environment["source"], trust), "env")
     if policy is None and task["policy"] is not None:
         policy = _import_source(_trusted(folder, "policy", task["policy"], trust), "policy")
     try:
@@ -232,7 +236,7 @@ def read_run_config(
         chosen,
         config,
         Task(
-            EnvSpec(source, options, environment["frame_stack"], environment["vectorization"]),
+            EnvSpec(env, options, environment["frame_stack"], environment["vectorization"]),
             task["steps"],
             task["seed"],
             task["workers"],
@@ -244,6 +248,35 @@ def read_run_config(
         algorithm_source=content["algorithm"],
         id=content["id"],
     )
+
+
+@dataclass(frozen=True)
+class SavedProgress:
+    """How far a run is saved."""
+
+    step: int
+    """Steps of the newest checkpoint."""
+    lost: int
+    """Steps after it that the metrics have."""
+    is_finished: bool
+
+
+def saved_progress(folder: Path) -> SavedProgress | None:
+    """How far the run in a folder is saved; `None` without a checkpoint. Imports nothing."""
+    if not (folder / "config.json").is_file() or (step := newest_step(folder / "checkpoints")) is None:
+        return None
+    content, last, mean_return = read_content(folder), step, None
+    for row in iterate_metrics(folder):
+        last = max(last, int(float(row[STEPS])))
+        if row[STEPS] == step:
+            mean_return = row.get("eval/mean_reward")
+    finished = is_finished(content["task"]["steps"], content["evaluation"]["stop_at"], step, mean_return)
+    return SavedProgress(step, last - step, finished)
+
+
+def may_import(folder: Path, trust: bool) -> bool:
+    """Whether the code that a folder's `config.json` names may be imported."""
+    return trust or is_remembered(folder, read_content(folder))
 
 
 def _trusted(folder: Path, kind: str, source: Any, trust: bool) -> Any:

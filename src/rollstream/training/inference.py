@@ -19,7 +19,12 @@ from rollstream.rl.vector import actions_for, join_masks
 from rollstream.rl.worker import cpu_device
 
 
-def deterministic_step(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
+def stochastic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
+    """The policy's step with noise, jitted if the policy supports it."""
+    return jit(policy.step) if policy.jit else policy.step
+
+
+def deterministic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
     """The policy's step without exploration noise, jitted if the policy supports it."""
 
     def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
@@ -66,7 +71,7 @@ class TrainedPolicy:
         self._convert = actions_for(action_space)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._device_weights = to_actor_device(policy, weights)
-        self._stochastic_step = jit(policy.step) if policy.jit else policy.step
+        self._stochastic_step = stochastic_step(policy)
         self._deterministic_step = deterministic_step(policy)
         self.reset()
 

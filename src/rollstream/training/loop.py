@@ -29,6 +29,7 @@ from rollstream.training.metrics import (
     MetricsLogger,
     MetricsRow,
     Stopwatch,
+    iterate_metrics,
     metrics_row,
     read_metrics,
 )
@@ -69,10 +70,17 @@ class TrainingLoop:
         self._display = display
         self._events: tuple[ActorEvent, ...] = ()
         self._checkpointing: Checkpointing | None = None
-        self.metrics: list[MetricsRow] = []
-        """One row per report."""
+        self._step = 0
+        self._best: float | None = None
+        self._logger: MetricsLogger | None = None
         self.weights: Weights = {}
         """The trained weights, after `run`."""
+
+    def metrics(self) -> list[MetricsRow]:
+        """One row per report, read from the folder if there is one."""
+        if self._folder is not None:
+            return read_metrics(self._folder, self._step)
+        return [] if self._logger is None else list(self._logger.rows)
 
     def run(self, resume: bool) -> None:
         """Train to the end, from the start or from the newest checkpoint."""
@@ -94,7 +102,7 @@ class TrainingLoop:
         if start is not None and run_config.is_finished(start_step, start.state["evaluation"]):
             assert self._folder is not None
             self._display.note(f"the run in {self._folder} is already finished, after {start_step:,} steps")
-            self.metrics, self.weights = read_metrics(self._folder, start_step), load_weights(start.path)
+            self._step, self.weights = start_step, load_weights(start.path)
             return
         self._note_start(info, start is None and resume)
         engine = scope.enter_context(open_engine(run_config.engine))
@@ -109,12 +117,16 @@ class TrainingLoop:
         if self._folder is not None:  # everything has been validated
             content = write_run_config(self._folder, run_config, engine.statistics().environment)
             remember(self._folder, content)
-            get_weights, note, own = workers.learner.get_weights, self._display.note, identity(content, spaces)
+            get_weights, note, own = (
+                workers.learner.get_weights,
+                self._display.note,
+                identity(content, spaces),
+            )
             self._checkpointing = Checkpointing(
                 self._folder, run_config, plan, get_weights, note, own, start_step
             )
         logger = scope.enter_context(closing(MetricsLogger(self._folder, start_step)))
-        self.metrics = logger.rows
+        self._logger = logger
         scope.enter_context(interrupts)
         workers.heartbeat.is_due = HeartbeatTimer(interrupts)
         self._train(plan, logger, start, interrupts)
@@ -149,7 +161,7 @@ class TrainingLoop:
         if info.steps != steps:
             self._display.note(f"{steps:,} steps are rounded up to whole rollouts: {info.steps:,}")
         if restarts and self._folder is not None:
-            rows = len(read_metrics(self._folder))
+            rows = sum(1 for _ in iterate_metrics(self._folder))
             replaced = f", replacing {rows:,} rows of metrics" if rows else ""
             self._display.note(f"the run in {self._folder} has no checkpoint: it starts over{replaced}")
 
@@ -248,6 +260,8 @@ class TrainingLoop:
             self._display.note(str(event))
         logger.add(metrics_row(report, statistics, new))
         self._display.report(report, statistics)
+        self._step = int(report[STEPS])
+        self._best = report.get("eval/best_mean_reward", self._best)
 
     # End -----------------------------------------------------------------------------------------
 
@@ -258,7 +272,7 @@ class TrainingLoop:
             self._display.note("no learning curve: matplotlib is missing; pip install 'rollstream[plots]'")
             return
         title = f"{self._run_config.algorithm.name} on {self._run_config.task.environment.name}"
-        draw_curve([_scalars(row) for row in self.metrics], self._folder / "curve.png", title)
+        draw_curve(map(_scalars, iterate_metrics(self._folder)), self._folder / "curve.png", title)
 
     def _note_end(self, report: Report, finished: bool) -> None:
         """If there is a return to stop at, say whether it was reached."""
@@ -266,8 +280,8 @@ class TrainingLoop:
         if stop_at is not None and mean_return is not None and mean_return >= stop_at:
             self._display.note(f"stopped after {report[STEPS]:,} steps: the evaluation reached {stop_at:g}")
         elif stop_at is not None and finished:
-            best = [row["eval/best_mean_reward"] for row in self.metrics if "eval/best_mean_reward" in row]
-            result = f"the best evaluation was {best[-1]:.1f}" if best else "there was no evaluation"
+            best = None if self._best is None else f"the best evaluation was {self._best:.1f}"
+            result = best or "there was no evaluation"
             self._display.note(f"{stop_at:g} was not reached: {result}")
 
     def _note_interrupt(self, steps: int) -> None:

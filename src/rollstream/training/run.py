@@ -134,7 +134,7 @@ class Run:
         self,
         run_config: RunConfig,
         path: Path | None,
-        metrics: list[MetricsRow],
+        metrics: Callable[[], list[MetricsRow]],
         weights: Weights,
         spaces: list[str] | None = None,
     ):
@@ -142,8 +142,7 @@ class Run:
         """What was trained, and how."""
         self.path = path
         """The run folder, if there is one."""
-        self.metrics = metrics
-        """One dict per report."""
+        self._read_metrics = metrics
         self._weights = weights
         self._spaces = spaces
 
@@ -151,6 +150,11 @@ class Run:
     def config(self) -> Any:
         """The algorithm's Config."""
         return self.run_config.config
+
+    @cached_property
+    def metrics(self) -> list[MetricsRow]:
+        """One dict per report: read from the folder when first used, else the newest 10,000."""
+        return self._read_metrics()
 
     @property
     def is_finished(self) -> bool:
@@ -173,12 +177,13 @@ class Run:
         frame_stack = task.environment.frame_stack
         return TrainedPolicy(policy, self._weights, *spaces, frame_stack=frame_stack, seed=task.seed)
 
-    def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
-        """Run episodes with deterministic actions."""
+    def evaluate(self, episodes: int = 100, seed: int = 0, *, deterministic: bool = True) -> Evaluation:
+        """Run episodes; with `deterministic=False`, actions are sampled."""
         require_integers(0, seed=seed)
         require_integers(1, episodes=episodes)
-        with Evaluator(self.run_config.task.environment, self.policy.policy, seed) as evaluator:
-            return evaluator(self.policy.weights, episodes)
+        environment, policy = self.run_config.task.environment, self.policy
+        with Evaluator(environment, policy.policy, seed, deterministic=deterministic) as evaluator:
+            return evaluator(policy.weights, episodes)
 
     def __repr__(self) -> str:
         task = self.run_config.task
@@ -215,7 +220,7 @@ def load(
     if checkpoint is None:
         fix = "train with evaluate_every=..." if best else "continue training with resume=True"
         raise CheckpointError(f"the run in {folder} has no {'best ' * best}checkpoint yet; {fix}")
-    metrics = read_metrics(folder, checkpoint.step)
+    metrics = partial(read_metrics, folder, checkpoint.step)
     return Run(run_config, folder, metrics, load_weights(checkpoint.path), checkpoint.run["spaces"])
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from rollstream.engine import RollstreamError
 from rollstream.limits import Limits
 from rollstream.rl.algorithm import Algorithm, Task
-from rollstream.training.metrics import read_metrics
+from rollstream.training.metrics import iterate_metrics
 
 EngineName = Literal["inline", "threads", "processes", "ray"]
 
@@ -63,14 +63,20 @@ class RunConfig:
 
     def is_finished(self, steps: float, mean_return: float | None) -> bool:
         """Whether training ends after these steps and an evaluation with this mean return."""
-        stop_at = self.evaluation.stop_at
-        solved = mean_return is not None and stop_at is not None and mean_return >= stop_at
-        return solved or steps >= self.task.steps
+        return is_finished(self.task.steps, self.evaluation.stop_at, steps, mean_return)
+
+
+def is_finished(
+    total_steps: int, stop_at: float | None, steps: float, mean_return: float | str | None
+) -> bool:
+    """Whether a run of so many steps, or up to a return to stop at, ends here."""
+    solved = isinstance(mean_return, int | float) and stop_at is not None and mean_return >= stop_at
+    return solved or steps >= total_steps
 
 
 def require_new(folder: Path) -> None:
     """Raise if a folder holds a run with metrics or checkpoints, or is a file."""
-    started = read_metrics(folder) or any((folder / "checkpoints").glob("*"))
+    started = any(iterate_metrics(folder)) or any((folder / "checkpoints").glob("*"))
     if (folder / "config.json").exists() and started:
         raise RunError(f"{folder} already holds a run; resume it with resume=True, or choose another folder")
     if folder.exists() and not folder.is_dir():

@@ -30,8 +30,8 @@ class UntrustedCode(RunError):
 def names_code(kind: str, source: Any) -> bool:
     """Whether what `config.json` says is imported from outside of this package and Gymnasium's registry.
 
-    >>> names_code("env", "CartPole-v1"), names_code("env", "my_module:Mine-v0"), names_code("algorithm", "ppo")
-    (False, True, False)
+    >>> names_code("env", "CartPole-v1"), names_code("env", "my_module:Mine-v0")
+    (False, True)
     """
     if source is None:
         return False
@@ -82,11 +82,10 @@ def is_remembered(folder: Path, content: Mapping[str, Any]) -> bool:
     """Whether this user trained the run with the code that `config.json` names."""
     if any(_is_inside(folder, source) for source in sources(content).values()):
         return False  # whoever made the folder wrote the file
-    with suppress(OSError, RuntimeError):
-        with _memory().open() as file:
-            state = os.fstat(file.fileno())
-            is_private = state.st_uid == os.geteuid() and not state.st_mode & 0o022
-            return is_private and f"{_key(content)}\n" in file
+    with suppress(OSError, RuntimeError), _memory().open() as file:
+        state = os.fstat(file.fileno())
+        is_private = state.st_uid == os.geteuid() and not state.st_mode & 0o022
+        return is_private and f"{_key(content)}\n" in file
     return False
 
 
