@@ -930,9 +930,9 @@ def tuples() -> Any:
         ("ppo", {"steps": 0}, rs.RollstreamError, r"steps=0: must be an integer >= 1"),
         (
             "ppo",
-            {"workers": 3},
+            {"policy": "MlpPolicy"},
             rs.RollstreamError,
-            r"8 environments cannot be divided evenly among 3 workers",
+            r"^policy='MlpPolicy': must be a function of obs",
         ),
         ("ppo", {"engine": "threds"}, ConfigError, r"engine='threds': must be one of 'inline', 'threads'"),
         (

@@ -180,7 +180,7 @@ class Graph(Generic[C]):
     """Hyperparameters."""
     format: Literal["text", "mermaid", "svg"] = "text"
     """Output format."""
-    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    env: Annotated[str | None, _option("ID", "CartPole-v1, or Pendulum-v1 for continuous actions")] = None
     """Environment."""
     workers: Annotated[NonNegativeInt, arg(metavar="N")] = 2
     """Number of rollout workers."""
@@ -196,12 +196,12 @@ class Graph(Generic[C]):
 
         validate(Graph, {"workers": self.workers, "format": self.format})
         algorithm = algos.algorithm(self.algorithm)
-        config: Any = resolve_config(algorithm, self.env, self.config)
-        if config.num_envs == 1:  # one per worker
-            config = dataclasses.replace(config, num_envs=max(1, self.workers))
-        task = Task(EnvSpec(self.env), steps=1, workers=self.workers)
+        env = self.env or _graph_environment(algorithm)
+        import_from_here(None, env, trust=False)
+        config: Any = resolve_config(algorithm, env, self.config).for_workers(self.workers)
+        task = Task(EnvSpec(env), steps=1, workers=self.workers)
         with new_engine("inline") as engine:
-            plan = algorithm.plan(algorithm.workers(engine, config, task), config)
+            plan = algorithm.build(algorithm.workers(engine, config, task), config)
             print(getattr(flow.graph(plan), self.format)())
 
 
@@ -290,6 +290,20 @@ def _parse(args: Sequence[str]) -> Any:
     command = _COMMANDS[name]
     commands[name] = command[type(config)]
     return parse(args, commands, command(algorithm=tyro.MISSING, config=config))
+
+
+def _graph_environment(algorithm: Any) -> str:
+    """An environment that an algorithm supports."""
+    from rollstream.rl.algorithm import Task
+    from rollstream.rl.env_spec import EnvSpec
+    from rollstream.rl.spaces import SpaceError
+
+    task = Task(EnvSpec("CartPole-v1"), steps=1)
+    try:
+        algorithm.worker(algorithm.config(), task).policy(*task.spaces())
+    except SpaceError:
+        return "Pendulum-v1"
+    return "CartPole-v1"
 
 
 def _default_config(algorithm: str, env: str | None) -> Any:

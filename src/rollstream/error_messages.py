@@ -95,9 +95,10 @@ def message(error: RollstreamError) -> str:
         return text + _user_line("".join(traceback.format_exception(error.__cause__)))
     if isinstance(error.original, RollstreamError):
         return message(error.original)
-    if (match := re.search(r" failed: rollstream\.[\w.]+: (.*)", str(error))) is not None:  # in a worker
+    first = str(error).partition("\n")[0].replace("rollstream.rl.batch.MissingColumn: ", "")
+    if (match := re.search(r" failed: rollstream\.[\w.]+: (.*)", first)) is not None:  # in a worker
         return match[1]
-    return str(error).partition("\n")[0] + _user_line(str(error))
+    return first + _user_line(str(error))
 
 
 def _user_line(trace: str) -> str:

@@ -35,7 +35,7 @@ from rollstream.training.run_folder import (
     require_run,
 )
 from rollstream.training.trust import is_remembered, names_code, require_trust
-from rollstream.training.validation import validate
+from rollstream.training.validation import ConfigError, validate
 from rollstream.user_code import file_and_name
 
 _FORMAT = 3
@@ -49,6 +49,7 @@ _THREADS = (
     "JAX_PLATFORMS",
 )
 """Environment variables that set the number of threads, and with it the rounding of sums."""
+_IS = "{} is {!r}".format
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 """Errors that a file of another structure causes."""
 
@@ -171,9 +172,9 @@ def _check(content: Mapping[str, Any]) -> None:
     source, policy = environment["source"], task["policy"]
     _require(isinstance(source, str) or _names_function(source), "source", source)
     _require(policy is None or _names_function(policy), "policy", policy)
-    validate(EvaluationConfig, {} | content["evaluation"])
-    validate(CheckpointConfig, {} | content["checkpoints"])
-    validate(RunConfig, {"engine": content["engine"]})
+    validate(EvaluationConfig, {} | content["evaluation"], _IS)
+    validate(CheckpointConfig, {} | content["checkpoints"], _IS)
+    validate(RunConfig, {"engine": content["engine"]}, _IS)
     for name, value, low in (
         ("frame_stack", environment["frame_stack"], 1),
         ("steps", task["steps"], 1),
@@ -194,7 +195,7 @@ def _names_function(source: Any) -> bool:
 
 def _require(holds: bool, name: str, value: Any) -> None:
     if not holds:
-        raise RunError(f"{name} is {value!r}")
+        raise ConfigError(f"{name} is {value!r}")
 
 
 def read_run_config(

@@ -75,7 +75,10 @@ def other_run(found: Mapping[str, Any], content: Mapping[str, Any], *, may_chang
     trained: Mapping[str, Any] = found.get("settings") or {}
     for name in [*own, *trained]:
         if (before := trained.get(name)) != (now := own.get(name)):
-            return f"was trained with {name} {before!r}, and config.json says {now!r}"
+            return (
+                f"was trained with {name} {before!r}, and config.json says {now!r} (restore it, or resume "
+                f"with allow_changes=True)"
+            )
     return "was trained with other settings than config.json says"
 
 

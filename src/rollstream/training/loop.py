@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class TrainingLoop:
         folder: the run folder; `None` writes nothing.
         display: shows the progress.
         on_report: called with every report; training stops if it returns `True`.
+        notes: shown at the start.
         may_change: resume from a checkpoint that was trained with other settings.
     """
 
@@ -61,8 +62,10 @@ class TrainingLoop:
         display: Display,
         on_report: Callable[[Report], object] | None = None,
         *,
+        notes: Sequence[str] = (),
         may_change: bool = False,
     ):
+        self._notes = notes
         self._may_change = may_change
         self._run_config = run_config
         self._on_report = on_report
@@ -157,6 +160,8 @@ class TrainingLoop:
         )
 
     def _note_start(self, info: RunInfo, restarts: bool) -> None:
+        for note in self._notes:
+            self._display.note(note)
         steps = self._run_config.task.steps
         if info.steps != steps:
             self._display.note(f"{steps:,} steps are rounded up to whole rollouts: {info.steps:,}")
@@ -179,7 +184,7 @@ class TrainingLoop:
                 + (f"; algorithms that can: {others}" if others else "")
             ) from None
         self._require_updates()
-        plan, evaluation = algorithm.plan(workers, config), self._run_config.evaluation
+        plan, evaluation = algorithm.build(workers, config), self._run_config.evaluation
         if evaluation.every is not None:
             evaluator = Evaluator(
                 task.environment,

@@ -117,7 +117,8 @@ def train(
         require_new(folder)
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
-    loop = TrainingLoop(run_config, folder, display, on_report, may_change=allow_changes)
+    notes = [] if resume else arguments.notes(run_config)
+    loop = TrainingLoop(run_config, folder, display, on_report, notes=notes, may_change=allow_changes)
     try:
         loop.run(resume)
     except BaseException:

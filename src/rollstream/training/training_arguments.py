@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +61,14 @@ class TrainingArguments:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
         checked += ("engine", "stop_at", "checkpoint_every", "keep")
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
+        if self.policy is not None and not callable(self.policy):
+            raise RollstreamError(
+                f"policy={self.policy!r}: must be a function of observation space and action space that "
+                f"returns a policy; leave it out to use the one of {self.algorithm.name}, whose network is "
+                f"set by config={{'hidden': (64, 64)}}"
+            )
+        if self.env_kwargs is not None and not isinstance(self.env_kwargs, Mapping):
+            raise RollstreamError(f"env_kwargs={self.env_kwargs!r}: must be a dict of keyword arguments")
 
     def new_run(self) -> RunConfig:
         """The config of a new run."""
@@ -69,12 +77,29 @@ class TrainingArguments:
         environment = EnvSpec(self.env, self.env_kwargs or {}, self.frame_stack or 1)
         return RunConfig(
             self.algorithm,
-            resolve_config(self.algorithm, environment.name, self.config),
+            resolve_config(self.algorithm, environment.name, self.config).for_workers(self.workers or 0),
             Task(environment, self.steps, self.seed or 0, self.workers or 0, self.policy),
             self.engine or ("processes" if self.workers else "inline"),
             self._evaluation(EvaluationConfig()),
             self._checkpoints(CheckpointConfig()),
             self.algorithm_source,
+        )
+
+    def notes(self, run_config: RunConfig) -> list[str]:
+        """What was changed to fit the number of workers."""
+        if self.env is None or self.config is run_config.config:
+            return []
+        given = resolve_config(self.algorithm, EnvSpec(self.env).name, self.config)
+        changes = [
+            f"{field.name} is {new} instead of {old}"
+            for field in fields(given)
+            if (new := getattr(run_config.config, field.name)) != (old := getattr(given, field.name))
+        ]
+        workers = run_config.task.workers
+        return (
+            [f"{' and '.join(changes)}: each of {workers} workers has as many environments"]
+            if changes
+            else []
         )
 
     def resumed_run(self, folder: Path | None) -> RunConfig:
