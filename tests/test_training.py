@@ -1037,7 +1037,6 @@ def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> 
         ({"seed": 2}, r"has seed 1, not 2, which cannot change on resume: leave seed out"),
         ({"env": "Acrobot-v1"}, r"has env 'CartPole-v1', not 'Acrobot-v1'"),
         ({"config": {"epochs": 9}}, r"has config \{'epochs': 2\}, not \{'epochs': 9\}"),
-        ({"workers": 2}, r"has workers 0, not 2"),
         ({"keep": 0}, r"keep=0: must be an integer >= 1"),
         ({"name": "a2c"}, r"was trained with ppo, not a2c"),
     ],

@@ -50,9 +50,15 @@ def save(engine: Engine | None, nodes: Sequence[Node], folder: Path | None) -> d
     return copy.deepcopy(state)
 
 
-def load(engine: Engine | None, nodes: Sequence[Node], state: Mapping[str, Any], folder: Path | None) -> None:
-    """Restore a saved state in a flow that has not begun."""
-    state = copy.deepcopy(state)
+def load(
+    engine: Engine | None,
+    nodes: Sequence[Node],
+    state: Mapping[str, Any],
+    folder: Path | None,
+    renewed: Iterable[Actor[Any]] = (),
+) -> None:
+    """Restore a saved state in a flow that has not begun; sources on `renewed` actors begin anew."""
+    state, new = copy.deepcopy(state), {actor.name for actor in renewed}
     if state["format"] != _FORMAT:
         raise StateError(f"this state has format {state['format']!r}, not {_FORMAT}")
     actors = {} if engine is None else engine.actors
@@ -67,6 +73,8 @@ def load(engine: Engine | None, nodes: Sequence[Node], state: Mapping[str, Any],
         own = state["nodes"][node.name]
         if own["stopped"]:
             node.stop()
+        if node.shard_key and new.issuperset(actor.name for actor in node.actors()):
+            continue
         node.load_state_dict(own)
         if node.shard_key and not node.stopped:
             futures += _load_shards(node, state["shards"][node.name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +142,21 @@ class Checkpointing:
                 f"the state of these environments cannot be saved ({reasons[0]}): a resumed run starts with "
                 f"new episodes"
             )
+
+
+def is_worker(actor: str) -> bool:
+    """Whether an actor of that name is a rollout worker."""
+    return actor.partition("[")[0] == "worker"
+
+
+def without_workers(state: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    """The state of a plan without that of its rollout workers, of which there are `ratio` times as many now.
+
+    Rate limiters count rollouts, which are that much shorter.
+    """
+    actors = {name: own for name, own in state["actors"].items() if not is_worker(name)}
+    nodes = {
+        name: own | {"inserts": round(own["inserts"] * ratio), "pending": 0} if "pending" in own else own
+        for name, own in state["nodes"].items()
+    }
+    return {**state, "actors": actors, "nodes": nodes}

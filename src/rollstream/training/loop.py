@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.algos import supporting
-from rollstream.engine import ActorEvent, Engine, RollstreamError
+from rollstream.engine import Actor, ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
 from rollstream.rl.operators import Report, is_heartbeat
@@ -18,7 +18,7 @@ from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint, load_weights
-from rollstream.training.checkpointing import Checkpointing
+from rollstream.training.checkpointing import Checkpointing, is_worker, without_workers
 from rollstream.training.config_file import read_content, write_run_config
 from rollstream.training.curve import can_draw, draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
@@ -112,7 +112,7 @@ class TrainingLoop:
         interrupts = Interrupts(self._display.note)
         workers, plan = self._build(engine, scope, interrupts)
         if start is not None:
-            _load_state(plan, start)
+            self._load_state(plan, start, workers)
         if self._folder is not None and not resume:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(lock_folder(self._folder))
@@ -196,6 +196,22 @@ class TrainingLoop:
             scope.enter_context(evaluator)
             plan = with_evaluation(plan, workers, evaluator, evaluation.every, evaluation.episodes)
         return workers, plan
+
+    def _load_state(self, plan: Iter[Report], start: Checkpoint, workers: WorkerSet) -> None:
+        """Load a checkpoint; with another number of workers, all of them start new episodes."""
+        try:
+            state, renewed = start.state["plan"], list[Actor[Any]]()
+            saved = max(1, sum(map(is_worker, state["actors"])))
+            if saved != len(workers.actors):
+                state, renewed = without_workers(state, len(workers.actors) / saved), workers.actors
+                self._display.note(f"{len(renewed)} instead of {saved} workers start with new episodes")
+            plan.load_state_dict(state, start.path, renewed)
+            for actor in renewed:
+                actor.send("start_anew", start.step)
+        except RollstreamError:
+            raise
+        except Exception as error:  # whatever a state of another structure causes
+            raise CheckpointError(f"checkpoint {start.path} does not fit the plan: {error!r}") from error
 
     def _require_updates(self) -> None:
         """Raise if training would end before the first update."""
@@ -292,15 +308,6 @@ class TrainingLoop:
     def _note_interrupt(self, steps: int) -> None:
         saved = "not saved (no output folder)" if self._folder is None else f"saved in {self._folder}"
         self._display.note(f"interrupted after {steps:,} steps, {saved}")
-
-
-def _load_state(plan: Iter[Report], start: Checkpoint) -> None:
-    try:
-        plan.load_state_dict(start.state["plan"], folder=start.path)
-    except RollstreamError:
-        raise
-    except Exception as error:  # whatever a state of another structure causes
-        raise CheckpointError(f"checkpoint {start.path} does not fit the plan: {error!r}") from error
 
 
 def _scalars(row: MetricsRow) -> dict[str, float]:

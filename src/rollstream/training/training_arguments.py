@@ -95,15 +95,11 @@ class TrainingArguments:
             for field in fields(given)
             if (new := getattr(run_config.config, field.name)) != (old := getattr(given, field.name))
         ]
-        workers = run_config.task.workers
-        return (
-            [f"{' and '.join(changes)}: each of {workers} workers has as many environments"]
-            if changes
-            else []
-        )
+        reason = f"so that each of {run_config.task.workers} workers has as many environments"
+        return [f"{' and '.join(changes)}, {reason}"] if changes else []
 
     def resumed_run(self, folder: Path | None) -> RunConfig:
-        """The config of the run in a folder, with changed steps, engine, evaluation and checkpoints.
+        """The config of the run in a folder, with changed steps, workers, engine, evaluation and checkpoints.
 
         Everything else has to be as it was.
         """
@@ -127,9 +123,10 @@ class TrainingArguments:
                     f"the run in {folder} has {name} {expected!r}, not {given!r}, which cannot change on "
                     f"resume: leave {name} out{fix}, or start a new run in another folder"
                 )
+        workers = saved.task.workers if self.workers is None else self.workers
         return replace(
             saved,
-            task=replace(saved.task, steps=self.steps or saved.task.steps),
+            task=replace(saved.task, steps=self.steps or saved.task.steps, workers=workers),
             engine=self.engine or saved.engine,
             evaluation=self._evaluation(saved.evaluation),
             checkpoints=self._checkpoints(saved.checkpoints),
@@ -165,8 +162,6 @@ class TrainingArguments:
             pairs.append(("env", EnvSpec(self.env).name, environment.name))
         if self.seed is not None:
             pairs.append(("seed", self.seed, task.seed))
-        if self.workers is not None:
-            pairs.append(("workers", self.workers, task.workers))
         if self.frame_stack is not None:
             pairs.append(("frame_stack", self.frame_stack, environment.frame_stack))
         if self.env_kwargs is not None:
