@@ -244,21 +244,26 @@ class Video:
 
     def run(self, _: Sequence[str]) -> None:
         """Write the video, and print the returns."""
+        from rollstream.training.progress_tracker import significant
         from rollstream.training.video import record_video
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # render without a window
         run = load_run(self)
         returns = record_video(run, self.out, episodes=self.episodes, seed=self.seed)
         episodes = "episode" if len(returns) == 1 else "episodes"
-        values = ", ".join(f"{value:,.1f}" for value in returns)
+        values = ", ".join(map(significant, returns))
         print(f"Saved {self.out}: {len(returns)} {episodes}, return {values}")
+
+
+def _reword(command: Any) -> Any:
+    return reword_for(command, [field.name for field in dataclasses.fields(Train)])
 
 
 def _display(command: Train[Any]) -> Any:
     from rollstream.training.display import display_for
     from rollstream.training.progress import NoDisplay, Reworded
 
-    return NoDisplay() if command.quiet else Reworded(display_for(sys.stdout), reword_for(command))
+    return NoDisplay() if command.quiet else Reworded(display_for(sys.stdout), _reword(command))
 
 
 # Parsing -----------------------------------------------------------------------------------------
@@ -369,15 +374,15 @@ def main(args: Sequence[str] | None = None) -> None:
     command: Any = None
     with warnings.catch_warnings():
         default = warnings.showwarning
-        warnings.showwarning = partial(show_warning, default, reword_for(None))
+        warnings.showwarning = partial(show_warning, default, _reword(None))
         try:
             command = _parse(args)
-            warnings.showwarning = partial(show_warning, default, reword_for(command))
+            warnings.showwarning = partial(show_warning, default, _reword(command))
             command.run(args)
         except KeyboardInterrupt:
             leave("stopped", 130)
         except RollstreamError as error:
-            leave(reword_for(command)(message(error)), 2)
+            leave(_reword(command)(message(error)), 2)
         except BrokenPipeError:  # the reader of the output has closed it
             sys.stderr.close()
             sys.exit(0)

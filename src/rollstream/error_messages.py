@@ -36,9 +36,10 @@ def in_options(text: str, names: Sequence[str], settings: Sequence[str] = ()) ->
     return re.sub(rf"(?<![\w.'])(?:config )?({known})=({_VALUE})", replace, text) if known else text
 
 
-def reword_for(command: Any) -> Callable[[str], str]:
-    """Rewrites arguments of Python as the options of a command."""
+def reword_for(command: Any, options: Sequence[str]) -> Callable[[str], str]:
+    """Rewrites arguments of Python as options: those of a command, and others by their names."""
     names = [field.name for field in dataclasses.fields(command)] if command is not None else []
+    names = [name for name in (*names, *options) if name not in ("config", "folder")]
     config = getattr(command, "config", None)
     settings = [field.name for field in dataclasses.fields(config)] if config is not None else []
     return partial(in_options, names=names, settings=settings)

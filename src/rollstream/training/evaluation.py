@@ -18,6 +18,7 @@ from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.inference import deterministic_step, stochastic_step, to_actor_device
+from rollstream.training.progress_tracker import significant
 
 _MAX_ENVIRONMENTS = 16
 _MAX_EPISODE_STEPS = 100_000
@@ -43,8 +44,8 @@ class Evaluation:
     def __str__(self) -> str:
         episodes = "episode" if self.episodes == 1 else "episodes"
         return (
-            f"mean return {self.mean_return:,.1f} ± {self.std_return:,.1f} over {self.episodes} {episodes}, "
-            f"mean length {self.mean_length:,.1f} steps"
+            f"mean return {significant(self.mean_return)} ± {significant(self.std_return)} over "
+            f"{self.episodes} {episodes}, mean length {significant(self.mean_length)} steps"
         )
 
 

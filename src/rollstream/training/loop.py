@@ -34,6 +34,7 @@ from rollstream.training.metrics import (
     read_metrics,
 )
 from rollstream.training.progress import Display, RunInfo
+from rollstream.training.progress_tracker import significant
 from rollstream.training.run_folder import (
     RunConfig,
     lock_folder,
@@ -301,7 +302,7 @@ class TrainingLoop:
         if stop_at is not None and mean_return is not None and mean_return >= stop_at:
             self._display.note(f"stopped after {report[STEPS]:,} steps: the evaluation reached {stop_at:g}")
         elif stop_at is not None and finished:
-            best = None if self._best is None else f"the best evaluation was {self._best:.1f}"
+            best = None if self._best is None else f"the best evaluation was {significant(self._best)}"
             result = best or "there was no evaluation"
             self._display.note(f"{stop_at:g} was not reached: {result}")
 
