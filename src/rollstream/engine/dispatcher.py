@@ -31,8 +31,9 @@ class Dispatcher:
         if actor.gone is not None:
             self._refuse_gone(actor, message)
             return
-        if message.payload is None and self._transport.codec is not None:
-            message.payload = self._transport.codec.pack_message(message)
+        codec = self._transport.codec
+        if codec is not None and message.payload is None:
+            message.payload = codec.pack_message(message)
         message.sticky = sticky
         if self._engine.tracer is not None and message.posted is None:
             message.posted = (self._transport.sender(), time.perf_counter())
@@ -51,7 +52,10 @@ class Dispatcher:
         with actor.lock:
             late = futures and self._in_flight.hold(actor, futures)
             if actor.up and not late and not actor.held:
-                self.deliver(actor, message, futures)
+                if futures or message.sticky is not None:
+                    self.deliver(actor, message, futures)
+                else:
+                    self._transport.deliver(actor, message)
                 return
             if actor.gone is None:
                 actor.held.append(message)
