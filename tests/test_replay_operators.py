@@ -600,7 +600,7 @@ APEX = {"num_envs": 4, "rollout_length": 10, "batch_size": 16, "hidden": (8,), "
 APEX |= {"samples_per_insert": 2.0, "report_every": 20, "learning_starts": 160, "target_update_interval": 1}
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_shard_that_is_killed_comes_back_empty_and_the_plan_goes_on(shards: int) -> None:
     with training("apex", "processes", replay_shards=shards, **APEX) as (plan, workers):
         actors = [actor for name, actor in workers.engine.actors.items() if name.startswith("replay")]
@@ -637,7 +637,14 @@ class Laborious(Scripted):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("way", "shards"), [("slow workers", 1), ("slow learner", 2), ("killed worker", 2)])
+@pytest.mark.parametrize(
+    ("way", "shards"),
+    [
+        ("slow workers", 1),
+        pytest.param("slow learner", 2, marks=pytest.mark.slow),
+        pytest.param("killed worker", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_dies(
     way: str, shards: int
 ) -> None:
