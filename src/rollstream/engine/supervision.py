@@ -105,9 +105,9 @@ class Supervisor:
         options, again = actor.options, None
         if options.on_failure == "restart" and actor.restarts < options.max_restarts:
             actor.restarts += 1
-            again = []
-            for message in actor.sticky.values():  # none changes while the actor is down
-                again.append(message if message in unhandled else message.repeated())
+            with actor.lock:  # a flow that ends meanwhile takes its own away
+                sticky = list(actor.sticky.values())
+            again = [message if message in unhandled else message.repeated() for message in sticky]
         elif options.on_failure == "restart":
             reason = f"{reason}, after {options.max_restarts} restarts"
         outcome = (
