@@ -255,7 +255,7 @@ def test_4_no_shard_is_starved_beside_one_that_is_always_ready(engine: rs.Engine
     slow = flow.from_actors(engine.spawn(Worker), "sample").gather_async().for_each(lambda item: "slow")
     always = flow.from_iterable(iter(lambda: "always", None))
     plan = flow.union_async([always, slow])
-    assert "slow" in [next(plan) for _ in range(20_000)]
+    assert "slow" in plan, "or this goes on until the test is ended"
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, [5, 4, 3]), (2, [5, 4])])
