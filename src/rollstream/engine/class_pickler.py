@@ -19,7 +19,7 @@ class ClassPickler(cloudpickle.Pickler):
         """How to pickle an object, if not as usual."""
         if obj is dataclasses.MISSING:
             return "MISSING"  # by name: dataclasses know it by its identity
-        reduced = super().reducer_override(obj)
+        reduced: Any = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and (body := _class_body(obj)):
             reduced[1][3].update(body)  # the namespace that cloudpickle calls the metaclass with
         return reduced
