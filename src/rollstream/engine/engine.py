@@ -210,6 +210,14 @@ class Engine:
             self.name, outstanding, rows, tuple(self.events), transport.grown, environment
         )
 
+    def silences(self) -> dict[str, float]:
+        """How many seconds each actor that handles a message has been at it; readable from any thread."""
+        now, silences = time.monotonic(), {}
+        for actor in list(self.actors.values()):
+            if actor.connection is not None and (current := self.transport.current(actor)) is not None:
+                silences[actor.name] = now - current[1]
+        return silences
+
     def close(self, *, drain: bool = True) -> None:
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
         if self.closed:
@@ -314,6 +322,7 @@ class Engine:
         """A message was handled: count it and settle its reply."""
         actor.messages += 1
         actor.busy += end - start
+        actor.longest = max(actor.longest, end - start)
         if error is not None:
             actor.failures += 1
         if self.tracer is not None and message.posted is not None:
