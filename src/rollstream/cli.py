@@ -81,6 +81,8 @@ class Train(Generic[C]):
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
     """Resume the run in --out from its newest checkpoint."""
+    deadline: Annotated[float | None, _option("SECONDS", "none")] = None
+    """Seconds a worker may take for one rollout; one that takes longer is killed and restarted."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None

@@ -73,6 +73,7 @@ class Engine:
         self.sink = transport.sink
         self.sender = transport.sender
         self.idle = self.in_flight.idle
+        self.silences = self.supervisor.silences
         self.post = self.dispatcher.post
         self.make_room = self.dispatcher.make_room
         self._flows: list[Callable[[], None]] = []
@@ -209,14 +210,6 @@ class Engine:
         return EngineStatistics(
             self.name, outstanding, rows, tuple(self.events), transport.grown, environment
         )
-
-    def silences(self) -> dict[str, float]:
-        """How many seconds each actor that handles a message has been at it; readable from any thread."""
-        now, silences = time.monotonic(), {}
-        for actor in list(self.actors.values()):
-            if actor.connection is not None and (current := self.transport.current(actor)) is not None:
-                silences[actor.name] = now - current[1]
-        return silences
 
     def close(self, *, drain: bool = True) -> None:
         """End every actor. With `drain`, messages already sent are handled first, and failures raised."""
