@@ -391,7 +391,7 @@ def test_signals_to_a_group_are_for_the_driver_and_not_for_its_actors(engine: En
 
 class Debugged:
     def debug(self) -> None:
-        breakpoint()  # noqa: T100
+        breakpoint()
 
 
 def test_breakpoint_says_where_it_works(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

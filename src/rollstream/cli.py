@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import errno
+import faulthandler
 import importlib.util
 import json
 import os
@@ -336,6 +337,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if args == ["--version"]:
         print(f"rollstream {__version__}")
         return
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a crash of native code shows where it was
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         try:
