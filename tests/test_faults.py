@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import textwrap
 import threading
 from functools import partial
 from pathlib import Path
@@ -524,3 +525,28 @@ def test_a_rate_limiter_keeps_its_ratio_through_deaths(seeds: range) -> None:
             left, right = inserts.for_each(lambda _: "i"), samples.for_each(lambda _: "s")
             outputs = list(flow.union_async([left, right]).take(90))
             assert abs(outputs.count("s") - 2 * (outputs.count("i") - 4)) <= 4 + 2 + 8
+
+
+@everywhere
+def test_a_stopped_actor_does_not_outlive_a_killed_driver(name: str) -> None:
+    script = """
+        import os, signal, sys
+        import rollstream as rs
+
+        class Worker:
+            def pid(self):
+                return os.getpid()
+            def stop(self):
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        with rs.engine(sys.argv[1]) as engine:
+            [worker] = engine.spawn(Worker)
+            print(worker.call("pid").result(), flush=True)
+            worker.call("stop").result()
+    """
+    with scripts.started("-c", textwrap.dedent(script), name) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        scripts.eventually(lambda: scripts.state(pid) == "T", "the stop")
+        driver.kill()
+    scripts.eventually(lambda: scripts.ended([pid]), "the end of the worker")

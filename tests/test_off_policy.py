@@ -243,7 +243,10 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     assert [own["time/total_timesteps"] for own in reports] == [every * number for number in range(1, 9)]
     assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
     assert all(np.isfinite(value) for value in report.values())
-    assert {"replay/size", "replay/lost" if name == "apex" else "replay/samples_per_insert"} <= report.keys()
+    assert {
+        "replay/size",
+        "replay/lost_items" if name == "apex" else "replay/samples_per_insert",
+    } <= report.keys()
     assert "priority" not in report
     assert ("rollout/exploration_rate" in report) == (name in ("dqn", "apex"))
     if name != "apex":

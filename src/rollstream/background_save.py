@@ -66,7 +66,7 @@ def _write_and_exit(path: Path, state: Callable[[], Any], parent: int, pipe: int
     """Run in the fork: ignore signals meant for the driver, and give up when the parent is gone."""
     status = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         write_state(path, state(), still_needed=lambda: os.getppid() == parent)
         status = 0

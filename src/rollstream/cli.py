@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import errno
+import faulthandler
 import importlib.util
 import json
 import os
@@ -81,6 +82,8 @@ class Train(Generic[C]):
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
     """Resume the run in --out from its newest checkpoint."""
+    deadline: Annotated[float | None, _option("SECONDS", "none")] = None
+    """Seconds a worker may take for one rollout; one that takes longer is killed and restarted."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None
@@ -334,6 +337,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if args == ["--version"]:
         print(f"rollstream {__version__}")
         return
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a crash of native code shows where it was
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         try:

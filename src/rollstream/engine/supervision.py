@@ -166,6 +166,13 @@ class Supervisor:
             and (current := self._transport.current(actor)) is not None
         ]
 
+    def silences(self) -> dict[str, float]:
+        """How many seconds each actor has been at its current message; readable from any thread."""
+        actors = [actor for actor in list(self._engine.actors.values()) if actor.connection is not None]
+        currents = {actor.name: self._engine.transport.current(actor) for actor in actors}
+        now = time.monotonic()
+        return {name: now - current[1] for name, current in currents.items() if current is not None}
+
     def broken(self, error: BaseException) -> None:
         """Something failed in the engine itself: say so, and leave nobody waiting."""
         error.add_note("raised in the engine's own thread: this is a defect of rollstream")

@@ -48,6 +48,7 @@ def train(
     frame_stack: int | None = None,
     policy: PolicyMaker | None = None,
     on_report: Callable[[Report], object] | None = None,
+    deadline: float | None = None,
 ) -> Run:
     """Train an algorithm on an environment.
 
@@ -79,6 +80,8 @@ def train(
         frame_stack: number of observations to stack (default 1).
         policy: makes the policy, instead of the algorithm's own.
         on_report: called with every report; if it returns `True`, training stops and saves.
+        deadline: seconds a worker may take for one rollout; one that takes longer is killed and restarted
+            (default: no limit).
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(chosen, Algorithm):
@@ -107,7 +110,7 @@ def train(
         require_new(folder)
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
-    loop = TrainingLoop(run_config, folder, display, on_report)
+    loop = TrainingLoop(run_config, folder, display, on_report, deadline=deadline)
     try:
         loop.run(resume)
     except BaseException:
