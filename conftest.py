@@ -100,7 +100,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _uses_ray(item: pytest.Item) -> bool:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return "ray" in parameters.values() or "ray_cluster" in getattr(item, "fixturenames", ())
+    on_ray = any(isinstance(value, str) and value == "ray" for value in parameters.values())
+    return on_ray or "ray_cluster" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(wrapper=True)

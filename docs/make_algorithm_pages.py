@@ -58,7 +58,7 @@ METRICS = {
     "train/n_updates": "Number of updates so far: epochs of PPO, gradient steps of all others.",
     "replay/size": "Number of transitions in the replay buffer.",
     "replay/samples_per_insert": "Average number of times a transition has been sampled.",
-    "replay/lost": "Number of transitions lost with replay shards that died.",
+    "replay/lost_items": "Number of transitions lost with replay shards that died.",
     "weights/staleness": "How many updates old the weights were that the batch was sampled with.",
     "time/total_timesteps": "Number of environment steps so far.",
     "time/iterations": "Number of reports so far.",

@@ -51,10 +51,11 @@ def eventually(condition: Callable[[], object], what: str = "the state waited fo
 
 def ended(pids: list[int]) -> bool:
     """Whether none of these processes runs any more; one that its parent has not yet waited for has ended."""
-    return not any(_state(pid) not in ("", "Z", "X") for pid in pids)
+    return not any(state(pid) not in ("", "Z", "X") for pid in pids)
 
 
-def _state(pid: int) -> str:
+def state(pid: int) -> str:
+    """The state of a process, as Linux shows it: T if it is stopped, nothing if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

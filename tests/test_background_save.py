@@ -204,7 +204,7 @@ def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, eng
         assert shard_infos(workers) == infos
         report = next(plan)
         assert report["time/total_timesteps"] > steps
-        assert report["replay/lost"] == 0
+        assert report["replay/lost_items"] == 0
 
 
 def test_a_state_without_its_files_says_so(saved: Any) -> None:

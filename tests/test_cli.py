@@ -537,3 +537,11 @@ def test_ctrl_c_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def _interrupt(_: str) -> str:
     raise KeyboardInterrupt
+
+
+def test_a_crash_of_native_code_shows_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "crash.py").write_text("import os\n\ndef crash():\n    os.abort()\n\ncrash()\n")
+    done = scripts.run("-m", "rollstream", "graph", "crash.py:ALGORITHM", check=False, cwd=tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert 'crash.py", line 4 in crash' in done.stderr

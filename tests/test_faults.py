@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import textwrap
 import threading
 from functools import partial
 from pathlib import Path
@@ -264,7 +265,8 @@ def test_a_stage_continues_without_the_item_it_lost(name: str) -> None:
         plan = flow.from_items(range(20)).for_each(kill_at_7).via(learners, "train", in_flight=2)
         results = list(plan)
         lost = plan.statistics()["Worker.train"].lost
-        assert 0 <= lost <= 2
+        assert [event.actor for event in engine.events] == [learners[0].name]
+        assert 0 <= lost <= 2, "at most what was in flight"
         assert len(results) == 20 - lost
         assert [index for index, _ in results] == [item % 2 for _, item in results]
         assert [item for _, item in results] == sorted(item for _, item in results)
@@ -523,3 +525,28 @@ def test_a_rate_limiter_keeps_its_ratio_through_deaths(seeds: range) -> None:
             left, right = inserts.for_each(lambda _: "i"), samples.for_each(lambda _: "s")
             outputs = list(flow.union_async([left, right]).take(90))
             assert abs(outputs.count("s") - 2 * (outputs.count("i") - 4)) <= 4 + 2 + 8
+
+
+@everywhere
+def test_a_stopped_actor_does_not_outlive_a_killed_driver(name: str) -> None:
+    script = """
+        import os, signal, sys
+        import rollstream as rs
+
+        class Worker:
+            def pid(self):
+                return os.getpid()
+            def stop(self):
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        with rs.engine(sys.argv[1]) as engine:
+            [worker] = engine.spawn(Worker)
+            print(worker.call("pid").result(), flush=True)
+            worker.call("stop").result()
+    """
+    with scripts.started("-c", textwrap.dedent(script), name) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        scripts.eventually(lambda: scripts.state(pid) == "T", "the stop")
+        driver.kill()
+    scripts.eventually(lambda: scripts.ended([pid]), "the end of the worker")

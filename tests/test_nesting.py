@@ -21,11 +21,20 @@ def tree(first: int, name: str) -> Callable[[], Iterator[int]]:
     return inner
 
 
+def nested(
+    engine: rs.Engine, factories: list[Callable[[], Any]], name: str | None = None
+) -> flow.ParIter[Any]:
+    """A flow over actors that iterate flows of their own."""
+    return flow.from_actors(
+        engine.spawn(flow.StreamActor, (factories,), count=len(factories)), "next", name=name
+    )
+
+
 @pytest.mark.parametrize("outer", ["inline", "threads", "processes", "ray"])
 @pytest.mark.parametrize("inner", ["inline", "threads", "processes"])
 def test_trees_of_flows(outer: str, inner: str) -> None:
     with rs.engine(outer) as engine:
-        plan = flow.from_factories(engine, [tree(0, inner), tree(100, inner), tree(200, inner)]).gather_sync()
+        plan = nested(engine, [tree(0, inner), tree(100, inner), tree(200, inner)]).gather_sync()
         assert list(plan) == [[10, 210, 410], [12, 212, 412]]
 
 
@@ -33,19 +42,17 @@ def test_trees_of_flows(outer: str, inner: str) -> None:
 def test_three_levels(name: str) -> None:
     def middle() -> Iterator[int]:
         with rs.engine(name) as engine:
-            yield from (
-                flow.from_factories(engine, [tree(0, "inline"), tree(100, name)]).gather_sync().for_each(sum)
-            )
+            yield from (nested(engine, [tree(0, "inline"), tree(100, name)]).gather_sync().for_each(sum))
 
     with rs.engine(name) as engine:
-        plan = flow.from_factories(engine, [middle, middle]).for_each(lambda x: x + 1).gather_sync()
+        plan = nested(engine, [middle, middle]).for_each(lambda x: x + 1).gather_sync()
         assert list(plan) == [[221, 221], [225, 225]]
 
 
 @pytest.mark.parametrize("name", ["threads", "processes", "ray"])
 def test_an_inner_flow_left_early_ends_with_its_parent(name: str) -> None:
     with rs.engine(name) as engine:
-        plan = flow.from_factories(engine, [tree(0, name)]).gather_async()
+        plan = nested(engine, [tree(0, name)]).gather_async()
         assert next(plan) == 10
     # the fixture that looks for leaked threads and processes does the rest
 
@@ -56,7 +63,7 @@ def test_an_inner_error_names_both_operators(name: str) -> None:
         yield from flow.from_items([1, 0]).for_each(lambda x: 1 // x, name="divide")
 
     with rs.engine(name) as engine:
-        plan = flow.from_factories(engine, [inner], name="trial").gather_async()
+        plan = nested(engine, [inner], name="trial").gather_async()
         assert next(plan) == 1
         with pytest.raises(rs.OperatorError, match=r"(?s)trial .*divide .*ZeroDivisionError"):
             next(plan)
@@ -68,7 +75,7 @@ def test_nested_flows_have_state(position: int) -> None:
         return flow.from_items(range(5)).for_each(lambda x: x * 10)
 
     def plan(engine: rs.Engine) -> flow.Iter[Any]:
-        return flow.from_factories(engine, [counting, lambda: iter(range(100, 105))]).gather_sync()
+        return nested(engine, [counting, lambda: iter(range(100, 105))]).gather_sync()
 
     with rs.engine("inline") as engine:
         everything = list(plan(engine))

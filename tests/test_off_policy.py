@@ -243,7 +243,10 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     assert [own["time/total_timesteps"] for own in reports] == [every * number for number in range(1, 9)]
     assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
     assert all(np.isfinite(value) for value in report.values())
-    assert {"replay/size", "replay/lost" if name == "apex" else "replay/samples_per_insert"} <= report.keys()
+    assert {
+        "replay/size",
+        "replay/lost_items" if name == "apex" else "replay/samples_per_insert",
+    } <= report.keys()
     assert "priority" not in report
     assert ("rollout/exploration_rate" in report) == (name in ("dqn", "apex"))
     if name != "apex":
@@ -444,8 +447,11 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
     [
         ("dqn", {"learning_starts": 990, "num_envs": 1, "rollout_length": 4}, 0, 992),
         ("dqn", {"learning_starts": 990, "num_envs": 2, "rollout_length": 4, "n_step": 5}, 0, 1000),
-        ("sac", {"learning_starts": 999}, 0, 999),
-        ("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1000),
+        pytest.param("sac", {"learning_starts": 999}, 0, 999, marks=pytest.mark.slow),
+        pytest.param(
+            *("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1000),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_training_that_ends_before_it_learns_is_refused(

@@ -362,26 +362,51 @@ def test_a_thread_that_an_actor_left_behind_does_not_keep_it(capfd: pytest.Captu
 
 
 class Terminated(Echo):
-    def terminate(self) -> list[int]:
-        """SIGTERM to this process, to forks of it and to a program: how the others ended."""
-        os.kill(os.getpid(), signal.SIGTERM)
+    def signal(self, number: int) -> list[int]:
+        """A signal to this process, to forks of it and to a program: how the others ended."""
+        os.kill(os.getpid(), number)
         ends = []
         for _ in range(50):  # some are terminated before they have run at all
             forked = os.fork()
             if not forked:
                 signal.pause()
-            os.kill(forked, signal.SIGTERM)
+            os.kill(forked, number)
             ends.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
         program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        program.terminate()
+        program.send_signal(number)
         return [*ends, program.wait()]
 
 
-def test_sigterm_is_for_the_driver_and_not_for_its_actors(engine: Engine) -> None:
-    """It goes to a whole group of processes, where `timeout` or a scheduler sends it."""
-    [actor] = engine.spawn(Terminated)
-    assert actor.call("terminate").result() == [-signal.SIGTERM] * 51
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_a_group_are_for_the_driver_and_not_for_its_actors(engine: Engine, number: int) -> None:
+    """They go to a whole group of processes, where `timeout`, a scheduler or a terminal sends them."""
+    before = signal.signal(number, signal.SIG_DFL)  # else actors inherit that it is ignored
+    try:
+        [actor] = engine.spawn(Terminated)
+    finally:
+        signal.signal(number, before)
+    assert actor.call("signal", number).result() == [-number] * 51
     assert actor.call("same", 1).result() == 1
+
+
+class Debugged:
+    def debug(self) -> None:
+        breakpoint()
+
+
+def test_breakpoint_says_where_it_works(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    [actor] = engine.spawn(Debugged)
+    with pytest.raises(rs.EngineError, match=r"breakpoint\(\) in Debugged: .* --engine inline"):
+        actor.call("debug").result()
+
+
+def test_an_actor_outlives_the_thread_that_spawned_it(engine: Engine) -> None:
+    spawned: list[rs.Actor[Echo]] = []
+    thread = threading.Thread(target=lambda: spawned.extend(engine.spawn(Echo)))
+    thread.start()
+    thread.join()
+    assert spawned[0].call("same", 1).result() == 1
 
 
 class Forking(Echo):

@@ -319,3 +319,47 @@ def test_a_reply_that_cannot_come_is_a_deadlock_also_as_an_argument(name: str) -
         with pytest.raises(rs.Deadlock, match="gather_async waits for ScriptedSource"):
             list(plan)
         engine.close(drain=False)
+
+
+@everywhere
+def test_a_dataclass_of_the_script_that_a_metaclass_made_arrives_whole(name: str) -> None:
+    """As an argument, by its own constructor, as the class of a method's result, and beside a handle."""
+    script = """
+        import sys, warnings
+        from typing import ClassVar
+
+        warnings.simplefilter("ignore")  # of JAX, about Ray's forks
+        import equinox as eqx, jax
+        import rollstream as rs
+
+        class Base(eqx.Module):
+            scale: float = 2.0
+            kind: ClassVar[str] = "base"
+
+        class Network(Base):
+            weight: jax.Array
+            name: str = eqx.field(static=True)
+            bias: jax.Array = eqx.field(converter=lambda bias: Network.twice(bias))
+
+            def __init__(self, size):
+                self.weight, self.name, self.bias = jax.numpy.ones(size), "network", jax.numpy.ones(size)
+
+            @staticmethod
+            def twice(bias):
+                return 2 * bias
+
+        class Worker:
+            def leaves(self, network, _):
+                mine = Network(3)
+                return [float(sum(map(jax.numpy.sum, jax.tree.leaves(each)))) for each in (network, mine)]
+
+            def make(self):
+                return Network(2), Base(scale=3.0)
+
+        with rs.engine(sys.argv[1]) as engine:
+            other, worker = engine.spawn(Worker, count=2)
+            print(worker.call("leaves", Network(1), other).result())
+            network, base = worker.call("make").result()
+            print(type(network) is Network, len(jax.tree.leaves(network)), network.name, base == Base(3.0))
+    """
+    assert scripts.run_code(script, name).stdout == "[3.0, 9.0]\nTrue 2 network True\n"

@@ -44,7 +44,11 @@ class Pages(gymnasium.Env[Any, Any]):
         return self._next(), 0.0, self.left == 0 and action == 0, self.left == 0, {}
 
 
-@pytest.mark.parametrize("shape", [(40, 40, 1), (2, 40, 40), (40, 40)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(40, 40, 1), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((2, 40, 40), (40, 40)))],
+    ids=str,
+)
 def test_stacks_are_as_the_environment_showed_them(shape: tuple[int, ...]) -> None:
     environment = EnvSpec(Pages, {"shape": shape}, frame_stack=FRAMES)
     spec = WorkerSpec(

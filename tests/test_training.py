@@ -699,7 +699,9 @@ def my_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("source", ["{}:Mine-v0", "{}.py:MyEnv", "{}.py:make_env"])
+@pytest.mark.parametrize(
+    "source", ["{}:Mine-v0", "{}.py:MyEnv", pytest.param("{}.py:make_env", marks=pytest.mark.slow)]
+)
 def test_an_environment_of_ones_own_in_a_file(
     my_environment: str, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,5 +67,4 @@ def plans(engine: Engine, actors: Sequence[Actor[Worker]]) -> None:
     assert_type(
         flow.limit_ratio(flow.from_items([1]), flow.from_items(["a"]), 2), tuple[Iter[int], Iter[str]]
     )
-    assert_type(flow.from_factories(engine, [lambda: [1, 2]]).gather_async(), Iter[int])
     assert_type(next(flow.from_items([1])), int)

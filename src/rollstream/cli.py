@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import errno
+import faulthandler
 import importlib.util
 import json
 import os
@@ -86,6 +87,8 @@ class Train(Generic[C]):
     """On resume, import the code that config.json in --out names."""
     allow_changes: Flag = False
     """Resume with another seed, other hyperparameters or other --env-kwargs."""
+    deadline: Annotated[float | None, _option("SECONDS", "none")] = None
+    """Seconds a worker may take for one rollout; one that takes longer is killed and restarted."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None
@@ -372,6 +375,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"rollstream {__version__}")
         return
     command: Any = None
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a crash of native code shows where it was
     with warnings.catch_warnings():
         default = warnings.showwarning
         warnings.showwarning = partial(show_warning, default, _reword(None))

@@ -86,7 +86,8 @@ class Actor(Generic[A]):
         self.gone: ActorDied | None = None
         """Its death, if it was not restarted."""
         self.messages = self.failures = self.restarts = self.lost = 0
-        self.busy = 0.0
+        self.busy = self.longest = 0.0
+        """Seconds it took for all messages, and for the longest."""
         self.lock = threading.Lock()
         """Held while a message is handed to the transport, and while `up` or `held` change."""
         self.up = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ class Dispatcher:
         self._in_flight = engine.in_flight
         self._transport = engine.transport
         self._run = engine.transport.run if engine.transport.in_thread else None
+        self._failed: deque[tuple[Message, BaseException]] = deque()
+        """Messages that carry a failed reply, to be settled without an actor's lock."""
 
     def post(self, actor: Actor[Any], message: Message, sticky: str | None = None) -> None:
         """Send a message; `sticky` makes it the last of its kind, handled again after a restart."""
@@ -31,8 +34,9 @@ class Dispatcher:
         if actor.gone is not None:
             self._refuse_gone(actor, message)
             return
-        if message.payload is None and self._transport.codec is not None:
-            message.payload = self._transport.codec.pack_message(message)
+        codec = self._transport.codec
+        if codec is not None and message.payload is None:
+            message.payload = codec.pack_message(message)
         message.sticky = sticky
         if self._engine.tracer is not None and message.posted is None:
             message.posted = (self._transport.sender(), time.perf_counter())
@@ -40,8 +44,8 @@ class Dispatcher:
             self._in_flight.add(message, actor)
             self._deliver_or_hold(actor, message)
             done = self._run is not None and self._run()
-        except BaseException:
-            self._engine.interrupted = True
+        except BaseException as error:
+            self._engine.interrupted |= not isinstance(error, Exception)
             raise
         if done and message.future is None:
             self._engine.raise_failure()
@@ -50,12 +54,16 @@ class Dispatcher:
         futures = self._futures_in(message)
         with actor.lock:
             late = futures and self._in_flight.hold(actor, futures)
-            if actor.up and not late and not actor.held:
+            now = actor.up and not late and not actor.held
+            if now and not futures and message.sticky is None:
+                self._transport.deliver(actor, message)
+            elif now:
                 self.deliver(actor, message, futures)
-                return
-            if actor.gone is None:
+            elif actor.gone is None:
                 actor.held.append(message)
-        if actor.gone is not None:  # it died meanwhile
+        if now:
+            self._settle_failed()
+        elif actor.gone is not None:  # it died meanwhile
             self._refuse_gone(actor, message)
         else:
             self._transport.later(partial(self.send_held, actor))
@@ -63,11 +71,11 @@ class Dispatcher:
     def deliver(
         self, actor: Actor[Any], message: Message, futures: Sequence[Future[Any]] | None = None
     ) -> None:
-        """Hand a message to the transport; one that carries a failed reply fails itself."""
+        """Hand a message to the transport; one that carries a failed reply will fail itself."""
         for future in self._futures_in(message) if futures is None else futures:
             if future.error is not None:
                 future.read = True
-                self._transport.later(partial(self._in_flight.settle, message, None, future.error))
+                self._failed.append((message, future.error))
                 return
         if message.sticky is not None:  # from now on: until here, an earlier one of its kind holds
             actor.sticky.pop(message.sticky, None)
@@ -86,8 +94,14 @@ class Dispatcher:
                     break
                 self.deliver(actor, actor.held.popleft(), futures)
             self._in_flight.set_held(actor, len(actor.held), futures)
+        self._settle_failed()
         if self._run is not None:
             self._run()
+
+    def _settle_failed(self) -> None:
+        while self._failed:
+            message, error = self._failed.popleft()
+            self._in_flight.settle(message, None, error)
 
     def release(self, actor: Actor[Any]) -> None:
         """A reply that a held message carries is there."""

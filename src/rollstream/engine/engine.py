@@ -73,6 +73,7 @@ class Engine:
         self.sink = transport.sink
         self.sender = transport.sender
         self.idle = self.in_flight.idle
+        self.silences = self.supervisor.silences
         self.post = self.dispatcher.post
         self.make_room = self.dispatcher.make_room
         self._flows: list[Callable[[], None]] = []
@@ -314,6 +315,7 @@ class Engine:
         """A message was handled: count it and settle its reply."""
         actor.messages += 1
         actor.busy += end - start
+        actor.longest = max(actor.longest, end - start)
         if error is not None:
             actor.failures += 1
         if self.tracer is not None and message.posted is not None:

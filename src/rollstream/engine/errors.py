@@ -10,6 +10,10 @@ class RollstreamError(Exception):
     """Whether the text contains the original traceback, so that none has to be attached."""
 
 
+class SignalExit(SystemExit):
+    """Raised by a handler of a signal: the program ends, in whatever actor of its thread it is raised."""
+
+
 class EngineError(RollstreamError):
     """An engine was asked for something it cannot do."""
 

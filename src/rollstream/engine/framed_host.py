@@ -92,20 +92,22 @@ class FramedHost(ActorHost):
     def _defer(self, number: int, value: Deferred[Any], start: float, end: float) -> EngineError | None:
         """The reply comes later; `DONE` is sent before it."""
         early: list[tuple[Any, BaseException | None]] = []
-        told = False
+        told, telling = False, threading.Lock()  # a thread of the actor may complete it
 
         def complete(late: Any, late_error: BaseException | None) -> None:
-            if told:
-                self.send(LATE, number, *self._wrapped_result(late, late_error))
-            else:
-                early.append((late, late_error))
+            with telling:
+                if not told:
+                    early.append((late, late_error))
+                    return
+            self.send(LATE, number, *self._wrapped_result(late, late_error))
 
         try:
             value.then(complete)
         except EngineError as twice:
             return twice
         self.send(DONE, number, DEFERRED, None, start, end)
-        told = True
+        with telling:
+            told = True
         for outcome in early:
             complete(*outcome)
         return None
@@ -127,16 +129,18 @@ class FramedHost(ActorHost):
             self.write(self.channel.frame(kind, *fields))
 
     def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        with self._writing:
-            wrapped = self.channel.wrap(payload)
-        self.send(POST, target, wrapped, label, sticky)
+        self.send(POST, target, self._wrap(payload), label, sticky)
 
     def _wrapped_result(self, value: Any, error: BaseException | None) -> tuple[int, Any]:
         status, payload = self.result(value, error)
-        return status, self.channel.wrap(payload)
+        return status, self._wrap(payload)
 
     def _wrapped_error(self, error: BaseException) -> tuple[Any, ...]:
-        return self.channel.wrap(self.codec.pack_error(error))
+        return self._wrap(self.codec.pack_error(error))
+
+    def _wrap(self, payload: Payload) -> tuple[Any, ...]:
+        with self._writing:
+            return self.channel.wrap(payload)
 
     def _store(self, buffers: list[memoryview]) -> Block:
         """Copy buffers into this actor's pool; if that is full, first ask for what is no longer read."""

@@ -50,8 +50,8 @@ class InFlight:
         if error is not None and (future is None or future.sink is None):  # a flow's error says more
             error.add_note(f"raised while {message.label} was handled")
         with self._lock:
-            if message.actor is not None:
-                self._handled(message, message.actor)
+            if (actor := message.actor) is not None:
+                self._handled(message, actor)
             if future is not None:
                 future.reply, future.error, future.done = value, error, True
                 if (notified := future.sink) is not None:
@@ -66,7 +66,7 @@ class InFlight:
             elif error is not None and not (self.closed and isinstance(error, EngineClosed)):
                 self.failures.append(error)
                 self._wake_all()
-            if not self.outstanding or self._held:
+            if (not self.outstanding or self._held) and self._watchers != [notified]:
                 self._wake_if_idle(notified)
         for actor in dependents:
             self._on_release(actor)

@@ -26,6 +26,8 @@ class InlineTransport(Transport):
     def __init__(self) -> None:
         self._queue: deque[tuple[Actor[Any], Message]] = deque()
         self._running: str | None = None
+        self._message: tuple[Message, float] | None = None
+        """The message that is being handled and when it began, by `time.perf_counter`."""
 
     def start(self, actors: list[Actor[Any]]) -> None:
         """Build instances here; if one cannot be built, those before it end again."""
@@ -51,6 +53,7 @@ class InlineTransport(Transport):
             self._running = actor.name
             value = error = None
             start = clock()
+            self._message = message, start
             try:
                 value = actor.connection.run(message.operation, message.args)
             except Exception as caught:
@@ -60,8 +63,13 @@ class InlineTransport(Transport):
                 raise
             finally:
                 self._running = None
+                self._message = None
             self.engine.complete(actor, message, value, error, start, clock())
         return True
+
+    def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
+        running = self._message if self._running == actor.name else None
+        return running and (running[0], time.monotonic() - (time.perf_counter() - running[1]))
 
     def sender(self) -> str:
         return self._running or DRIVER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import ctypes
 import json
 import os
 import signal
@@ -28,8 +29,9 @@ _THREADS = (
 )
 XLA_THREADS = "2"
 """The same on every machine; they idle unless a function is compiled to use them (see `rollstream.rl`)."""
-DRIVER_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+DRIVER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals meant for the driver, which ends its actors: an actor's process does not react to them."""
+_PARENT_DEATH_SIGNAL = 1
 _LINES = 20
 _LINE = 1000
 
@@ -44,6 +46,16 @@ def thread_variables(threads: int | None) -> dict[str, str]:
     if threads is not None:
         return dict.fromkeys(_THREADS, str(threads))
     return {name: os.environ.get(name, XLA_THREADS if name == "NPROC" else "1") for name in _THREADS}
+
+
+def continue_when_orphaned() -> None:
+    """Let this process continue if it is stopped (SIGSTOP) when its parent dies, so that it can end itself.
+
+    Linux tells of the end of the thread that started this process, which may come before its process ends:
+    so the signal is a harmless one.
+    """
+    with suppress(AttributeError):  # other systems have no prctl
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGCONT)
 
 
 class Process:

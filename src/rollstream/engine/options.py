@@ -59,7 +59,7 @@ class ActorEvent:
     """Seconds since the epoch."""
 
     def __str__(self) -> str:
-        lost = f", {self.lost} messages lost" if self.lost else ""
+        lost = f", {self.lost} message{'s' * (self.lost > 1)} lost" if self.lost else ""
         return f"{self.actor} {self.reason}: {self.outcome}{lost}"
 
 

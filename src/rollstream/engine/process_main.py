@@ -14,13 +14,16 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 
 from rollstream.engine.channel import Channel, SocketPort
+from rollstream.engine.errors import EngineError
 from rollstream.engine.framed_host import FramedHost
-from rollstream.engine.launch import DRIVER_SIGNALS
+from rollstream.engine.launch import DRIVER_SIGNALS, continue_when_orphaned
 
 _GRACE = 1.0
 """Seconds that threads an actor has left behind may take to end."""
+_GROUP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 CHUNK = 1 << 17
 """Bytes read at once."""
 
@@ -74,10 +77,15 @@ def main() -> None:
     """Run the actor that the parent process describes in the arguments."""
     actor, incarnation, control, fds, lifeline, pool = sys.argv[1], *map(int, sys.argv[2:])
     del sys.argv[1:]
+    continue_when_orphaned()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends its actors,
-    signal.signal(signal.SIGTERM, _leave_to_driver)  # and so is SIGTERM, which goes to a whole group, too
+    for number in _GROUP_SIGNALS:  # and so are these, which go to a whole group, too
+        if signal.getsignal(number) is signal.SIG_DFL:  # else it is ignored, by `nohup`
+            signal.signal(number, _leave_to_driver)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVER_SIGNALS)  # blocked until here
     faulthandler.enable()
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = partial(_no_terminal, actor)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
@@ -85,7 +93,7 @@ def main() -> None:
     host = ProcessHost(actor, incarnation, socket.socket(fileno=control), port, pool)
     os.register_at_fork(after_in_child=host.leave_fork)
     os.register_at_fork(
-        before=_block_sigterm, after_in_parent=_unblock_sigterm, after_in_child=_end_by_sigterm
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_end_by_signals
     )
     host.run()
     _leave_threads(actor)
@@ -95,19 +103,29 @@ def _leave_to_driver(_: int, __: object) -> None:
     """Not ignored, which programs that an actor starts would inherit: they could not be terminated."""
 
 
-def _end_by_sigterm() -> None:
+def _no_terminal(actor: str, *_: object, **__: object) -> None:
+    """What `breakpoint()` does here: the debugger would read the end of its input, and quit."""
+    raise EngineError(
+        f"breakpoint() in {actor}: its process has no terminal. Debug with the engine inline, where it stops "
+        f"in your own: --engine inline, engine='inline' or rs.engine('inline')"
+    )
+
+
+def _end_by_signals() -> None:
     """A fork of an actor's process ends like any other process."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _unblock_sigterm()
+    for number in _GROUP_SIGNALS:
+        if signal.getsignal(number) is _leave_to_driver:
+            signal.signal(number, signal.SIG_DFL)
+    _unblock_signals()
 
 
-def _block_sigterm() -> None:
-    """Until a fork has its own handler: the actor's would swallow a signal that comes at once."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def _block_signals() -> None:
+    """Until a fork has its own handlers: the actor's would swallow a signal that comes at once."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
 
 
-def _unblock_sigterm() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
 def _leave_threads(name: str) -> None:

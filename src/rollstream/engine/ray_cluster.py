@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import ray
 
@@ -17,6 +20,8 @@ from rollstream.engine.errors import EngineError
 _connecting = threading.Lock()
 _users = 0
 _ours = False
+_folder: str | None = None
+"""Holds the files of a Ray that was started here."""
 
 
 def connect(address: str | None, variables: dict[str, str]) -> None:
@@ -38,12 +43,15 @@ def connect(address: str | None, variables: dict[str, str]) -> None:
 
 def disconnect() -> None:
     """Let Ray go with the last engine, if an engine brought it."""
-    global _users, _ours
+    global _users, _ours, _folder
     with _connecting:
         _users -= 1
         if _users == 0 and _ours:
             _ours = False
             ray.shutdown()
+            if _folder is not None:
+                shutil.rmtree(_folder, ignore_errors=True)
+                _folder = None
 
 
 def ends_with_engines() -> bool:
@@ -53,11 +61,10 @@ def ends_with_engines() -> bool:
 
 def _initialise(address: str | None, variables: dict[str, str]) -> None:
     where = address or os.environ.get("RAY_ADDRESS") or "local"  # a job of a cluster is told where it runs
-    own: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # a cluster started here passes them on to its workers
     try:
-        with forks_of_ray():
+        with forks_of_ray(), _private_if(where == "local") as own:
             ray.init(address=where, log_to_driver=True, logging_level=logging.ERROR, **own)
     except Exception as error:
         raise EngineError(f"address={where!r}: cannot connect to Ray: {error}") from error
@@ -67,6 +74,23 @@ def _initialise(address: str | None, variables: dict[str, str]) -> None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _private_if(local: bool) -> Iterator[dict[str, Any]]:
+    """Options for a Ray that nobody else can reach: it listens on the loopback interface only.
+
+    Ray takes loopback for a mistake where it supports clusters, so it is told that it does not, for now. It
+    opens its folder to everybody, hence the one around it.
+    """
+    global _folder
+    if not local:
+        yield {}
+        return
+    _folder = tempfile.mkdtemp(prefix="ray", dir=os.environ.get("RAY_TMPDIR"))
+    files = os.path.join(_folder, "r")  # the paths of its sockets must not get long
+    with patch("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False):
+        yield {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "_temp_dir": files}
 
 
 @contextmanager

@@ -171,7 +171,9 @@ class RayTransport(RemoteTransport):
         """Kill actors that hang, and look again when the next deadline is due."""
         supervisor = self.engine.supervisor
         supervisor.kill_hung()
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if (deadline := supervisor.next_deadline()) is not None and not self.engine.closed:
             delay = max(0.0, deadline - time.monotonic())
             self._timer = threading.Timer(delay, self.later, (self._check_deadlines,))

@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 
 from rollstream.engine.actor import Actor, Message
+from rollstream.engine.class_pickler import ClassPickler, class_bytes
 from rollstream.engine.errors import EngineError, RemoteError, RemoteTraceback
 from rollstream.engine.future import Future, Ref
 from rollstream.engine.not_serializable import NotSerializable, not_serializable
@@ -258,7 +259,7 @@ class Codec:
         return part if isinstance(part, (PayloadRef, Future)) else PayloadRef(self, part)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(ClassPickler):
     def __init__(self, file: io.BytesIO, codec: Codec, buffers: list[memoryview]):
         super().__init__(file, protocol=5, buffer_callback=functools.partial(_keep_out_of_band, buffers))
         self._codec = codec
@@ -273,7 +274,7 @@ class _Pickler(cloudpickle.Pickler):
                 raise NotSerializable(
                     f"{obj.name} is an actor of another engine: only that one can send its handle"
                 )
-            return _handle, (obj.name, obj.index, class_bytes(obj.cls))
+            return _handle, (obj.name, obj.index, _pickled_class(obj.cls))
         if issubclass(kind, (Ref, Future)):
             if not self._codec.is_own(obj):
                 raise NotSerializable(f"{obj!r} belongs to another engine; send the value itself")
@@ -338,10 +339,7 @@ def _handle(name: str, *_: Any) -> Any:
     raise EngineError(f"the handle {name} can only be sent in messages of its own engine")
 
 
-@functools.lru_cache(maxsize=256)
-def class_bytes(cls: type) -> bytes:
-    """A class, pickled once."""
-    return cloudpickle.dumps(cls)
+_pickled_class = functools.lru_cache(maxsize=256)(class_bytes)
 
 
 @functools.lru_cache(maxsize=256)

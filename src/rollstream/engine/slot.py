@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.engine.errors import EngineError
+from rollstream.engine.errors import EngineError, SignalExit
 from rollstream.engine.future import Future, Ref
 
 
@@ -71,6 +71,8 @@ class ActorSlot:
             finally:
                 while self.afterwards:
                     self.afterwards.popleft()()
+        except SignalExit:
+            raise
         except SystemExit as error:
             what = operation if isinstance(operation, str) else "a function"
             raise cannot_exit(f"{self.context.name}.{what}", error) from error

@@ -105,9 +105,9 @@ class Supervisor:
         options, again = actor.options, None
         if options.on_failure == "restart" and actor.restarts < options.max_restarts:
             actor.restarts += 1
-            again = []
-            for message in actor.sticky.values():  # none changes while the actor is down
-                again.append(message if message in unhandled else message.repeated())
+            with actor.lock:  # a flow that ends meanwhile takes its own away
+                sticky = list(actor.sticky.values())
+            again = [message if message in unhandled else message.repeated() for message in sticky]
         elif options.on_failure == "restart":
             reason = f"{reason}, after {options.max_restarts} restarts"
         outcome = (
@@ -165,6 +165,13 @@ class Supervisor:
             and actor.verdict is None
             and (current := self._transport.current(actor)) is not None
         ]
+
+    def silences(self) -> dict[str, float]:
+        """How many seconds each actor has been at its current message; readable from any thread."""
+        actors = [actor for actor in list(self._engine.actors.values()) if actor.connection is not None]
+        currents = {actor.name: self._engine.transport.current(actor) for actor in actors}
+        now = time.monotonic()
+        return {name: now - current[1] for name, current in currents.items() if current is not None}
 
     def broken(self, error: BaseException) -> None:
         """Something failed in the engine itself: say so, and leave nobody waiting."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,6 +25,7 @@ class ThreadsTransport(Transport):
     def __init__(self) -> None:
         self._threads: dict[str, threading.Thread] = {}
         self._mailboxes: dict[str, SimpleQueue[Message | None]] = {}
+        self._current: dict[str, tuple[Message, float]] = {}
 
     def start(self, actors: list[Actor[Any]]) -> None:
         started: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -52,12 +54,19 @@ class ThreadsTransport(Transport):
             if engine.closed:
                 engine.supervisor.refuse([message])
             else:
-                engine.complete(actor, message, *slot.timed_run(message.operation, message.args))
+                self._current[actor.name] = message, time.monotonic()
+                handled = slot.timed_run(message.operation, message.args)
+                del self._current[actor.name]
+                engine.complete(actor, message, *handled)
+                del handled
             del message  # or the last one would be kept alive
         end_slot(actor)
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
         self._mailboxes[actor.name].put(message)
+
+    def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
+        return self._current.get(actor.name)
 
     def sender(self) -> str:
         name = threading.current_thread().name

@@ -73,6 +73,10 @@ class Transport(ABC):
         """Call a function soon, without the caller's locks."""
         function()
 
+    def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:  # noqa: ARG002
+        """The message an actor is handling and when it began, by `time.monotonic`."""
+        return None
+
     def require_usable(self) -> None:  # noqa: B027
         """Raise if this process cannot use the transport."""
 
@@ -91,10 +95,6 @@ class RemoteTransport(Transport):
     @abstractmethod
     def ask_to_end(self, actor: Actor[Any]) -> None:
         """Let an actor end by itself. The actor's lock is held."""
-
-    @abstractmethod
-    def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
-        """The message an actor is handling and when it began, by `time.monotonic`."""
 
     death_notice: ClassVar[float | None] = None
     """Seconds to wait for notice of the death of an actor that was killed."""

@@ -5,7 +5,7 @@ from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.graph import Graph, graph
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.rate_limit import limit_ratio
-from rollstream.flow.sources import from_actors, from_factories, from_items, from_iterable, from_poll
+from rollstream.flow.sources import StreamActor, from_actors, from_items, from_iterable, from_poll
 from rollstream.flow.stages import Context
 from rollstream.flow.statistics import NodeStatistics, Statistics
 from rollstream.flow.stream import Iter, ParIter
@@ -25,9 +25,9 @@ __all__ = [
     "Span",
     "StateError",
     "Statistics",
+    "StreamActor",
     "Tally",
     "from_actors",
-    "from_factories",
     "from_items",
     "from_iterable",
     "from_poll",

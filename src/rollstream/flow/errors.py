@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rollstream.engine import RollstreamError
+from rollstream.engine.errors import SignalExit
 from rollstream.engine.slot import cannot_exit
 
 _LIBRARY = ("rollstream.flow", "rollstream.engine")
@@ -42,7 +43,7 @@ class OperatorError(RollstreamError):
 
         Quitting the debugger is not a failure, and the driver may exit: these stay what they are.
         """
-        if isinstance(error, BdbQuit) or (isinstance(error, SystemExit) and shard is None):
+        if isinstance(error, (BdbQuit, SignalExit)) or (isinstance(error, SystemExit) and shard is None):
             return error
         if isinstance(error, SystemExit):
             error = cannot_exit(operator, error)

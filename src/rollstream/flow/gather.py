@@ -121,7 +121,8 @@ class Gather(Node):
         """Issue no more requests and remove the shards."""
         if not self.stopped and self.opened and not self.engine.closed:
             for actor in self.actors():
-                actor.sticky.pop(self.shard_key, None)
+                with actor.lock:
+                    actor.sticky.pop(self.shard_key, None)
                 if actor.gone is None:
                     actor.tell(shard.install, self.shard_key, None, label=f"end {self.name}")
         super().stop()

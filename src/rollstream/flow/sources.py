@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollstream.engine import Actor, ActorContext, Engine
+from rollstream.engine import Actor, ActorContext
 from rollstream.flow.checks import checked_actors, name_of
 from rollstream.flow.errors import OperatorError, PlanError, plan_line
 from rollstream.flow.node import END, Node, Pulled
@@ -77,7 +77,17 @@ class PollSource(Source):
 
 
 class StreamActor:
-    """Iterates a stream of its own, so that flows nest; a factory makes it at the first request."""
+    """An actor that iterates a stream of its own, so that flows nest into trees.
+
+    The stream is made at the first request, on the actor, by the factory of its index: a list, a local
+    `Iter`, or, for a flow with actors of its own, a generator that opens an engine and yields from the plan.
+
+    >>> import rollstream as rs
+    >>> with rs.engine("inline") as engine:
+    ...     actors = engine.spawn(StreamActor, ([lambda: [1, 2], lambda: [3, 4]],), count=2)
+    ...     list(from_actors(actors, "next").gather_sync())
+    [[1, 3], [2, 4]]
+    """
 
     def __init__(self, factories: Sequence[Callable[[], Iterable[Any]]], *, context: ActorContext):
         self._factory = factories[context.index]
@@ -160,18 +170,3 @@ def from_poll(function: Callable[[], T | None], *, name: str | None = None) -> I
     [1, 2]
     """
     return Iter(PollSource(name or name_of(function, None, "from_poll"), plan_line(), function))
-
-
-def from_factories(
-    engine: Engine, factories: Sequence[Callable[[], Iterable[T]]], *, name: str | None = None
-) -> ParIter[T]:
-    """One actor per factory, each with its own independent stream: flows nest into trees.
-
-    A factory is called on its actor and returns something to iterate: a list, a local `Iter`, or, for a
-    flow with actors of its own, a generator that opens an engine and yields from the plan.
-    """
-    if not factories:
-        raise PlanError("from_factories needs at least one factory")
-    base = name or name_of(factories[0], None, "from_factories")
-    actors = engine.spawn(StreamActor, (factories,), count=len(factories), name=base)
-    return from_actors(actors, "next", name=base)

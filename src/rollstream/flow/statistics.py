@@ -25,7 +25,7 @@ class NodeStatistics:
     dropped: int
     """Items a `filter` did not let through."""
     lost: int
-    """Items that never came, because an actor died."""
+    """Requests whose item never came, because an actor died."""
     busy: float
     """Seconds its own code ran, over all copies."""
     waiting: float
@@ -70,7 +70,7 @@ class Statistics:
         return node.busy / copies / self.elapsed if self.elapsed else 0.0
 
     def __str__(self) -> str:
-        rows = [("node", "where", "items", "dropped", "lost", "busy", "share", "waited", "queue")]
+        rows = [("node", "where", "items", "dropped", "lost requests", "busy", "share", "waited", "queue")]
         rows += [self._cells(node) for node in self.nodes]
         columns = [
             column for column in zip(*rows, strict=True) if any(column[1:]) or not self.nodes

@@ -184,6 +184,8 @@ class ReplayShards:
         self.actors: list[Actor[ReplayShard]] = engine.spawn(
             ReplayShard, (make,), count=count, name="replay", **options
         )
+        self.sizes: dict[str, int] = {}
+        """Items of each shard, as `UpdatePriorities` last heard."""
         self._request_ids = itertools.count()
 
     def shard(self, writer: int) -> Actor[ReplayShard]:

@@ -126,6 +126,10 @@ class UpdatePriorities:
 
     def __init__(self, replay: ReplayBuffer | ReplayShards):
         self.replay = replay
+        self._restarts: dict[str, int] = {}
+        """Restarts of each shard that are accounted for."""
+        self._dead: dict[str, float] = {}
+        """The last incarnation of each shard that died."""
         self._first_inserts: dict[str, float] = {}
         """Inserts of each shard before its first sample."""
         self._shards: dict[str, list[float]] = {}
@@ -138,7 +142,9 @@ class UpdatePriorities:
         if "priority" in report:  # sampling is uniform otherwise
             keys, priority = report.pop("priority")
             self._update(keys, priority + PRIORITY_EPSILON, context)
-        return report if isinstance(self.replay, ReplayBuffer) else report | self._shard_metrics(context)
+        if isinstance(self.replay, ReplayBuffer):
+            return report
+        return report | self._shard_metrics(self.replay, context)
 
     def _update(self, keys: Any, priorities: Any, context: Context) -> None:
         if isinstance(self.replay, ReplayBuffer):
@@ -148,20 +154,30 @@ class UpdatePriorities:
         for actor in context.actors:
             actor.send("update_priorities", keys, priorities, incarnation)
 
-    def _shard_metrics(self, context: Context) -> Report:
+    def _shard_metrics(self, shards: ReplayShards, context: Context) -> Report:
+        self._count_lost(shards)
         shard, total = next(iter(context.provenance.sources)), context.provenance.total
-        incarnation, size = total("incarnation"), total("size")
-        inserts, samples = total("inserts"), total("samples")
-        before = self._shards.get(shard)
-        if before is not None and incarnation != before[0]:
-            self._lost = [lost + more for lost, more in zip(self._lost, before[1:], strict=True)]
-            self._first_inserts[shard] = 0.0  # sampling goes on at once
-        first = self._first_inserts.setdefault(shard, inserts)
-        self._shards[shard] = [incarnation, size, inserts - first, samples]
+        incarnation, inserts = total("incarnation"), total("inserts")
+        if incarnation != self._dead.get(shard):  # else it was sampled before the shard died
+            first = self._first_inserts.setdefault(shard, inserts)
+            self._shards[shard] = [incarnation, total("size"), inserts - first, total("samples")]
+            shards.sizes[shard] = int(total("size"))
         _, size, inserts, samples = (sum(counts) for counts in zip(*self._shards.values(), strict=True))
         inserts, samples = inserts + self._lost[1], samples + self._lost[2]
-        metrics = {"replay/size": size, "replay/lost": self._lost[0]}
+        metrics = {"replay/size": size, "replay/lost_items": self._lost[0]}
         return metrics | ({"replay/samples_per_insert": samples / inserts} if inserts > 0 else {})
+
+    def _count_lost(self, shards: ReplayShards) -> None:
+        """What shards had that died since the last call. They may not be sampled again for a while."""
+        for actor in shards.actors:
+            if actor.restarts > self._restarts.get(actor.name, 0):
+                self._restarts[actor.name] = actor.restarts
+                incarnation, *counts = self._shards.get(actor.name, [0.0] * 4)
+                self._lost = [lost + more for lost, more in zip(self._lost, counts, strict=True)]
+                self._dead[actor.name] = incarnation
+                self._shards[actor.name] = [incarnation, 0.0, 0.0, 0.0]
+                self._first_inserts[actor.name] = 0.0  # sampling goes on at once
+                shards.sizes[actor.name] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Counts of the shards."""

@@ -102,7 +102,7 @@ _LATEST = frozenset(
         "train/n_updates",
         "train/learning_rate",
         "replay/size",
-        "replay/lost",
+        "replay/lost_items",
         "replay/samples_per_insert",
     }
 )

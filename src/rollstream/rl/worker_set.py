@@ -46,6 +46,10 @@ class WorkerSet:
     def replay(self, shards: ReplayShards) -> None:
         self._replay = shards
 
+    def stored_items(self, actor: str) -> int:
+        """The number of items that an actor had stored when last heard of, if it is a replay shard."""
+        return 0 if self._replay is None else self._replay.sizes.get(actor, 0)
+
     def send_weights(self, actors: Iterable[Actor[Any]] | None = None) -> None:
         """Send the newest weights to some workers, or to all; they are stored once for all readers."""
         if self._stored[0] != self.learner.version:

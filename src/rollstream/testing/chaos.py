@@ -25,7 +25,7 @@ def chaos_engine(seed: int = 0, *, deaths: float = 0.0, on_event: EventCallback 
 
     Args:
         seed: the same seed gives the same schedule.
-        deaths: the probability that an actor dies instead of handling a message.
+        deaths: the probability that an actor dies at a step, perhaps with half of a reply sent.
         on_event: called with an `ActorEvent` when an actor dies.
     """
     return Engine(ChaosTransport(seed, deaths), on_event=on_event)
@@ -36,7 +36,7 @@ class ChaosTransport(FramedTransport):
 
     Actors live in this process, but everything is serialized as for another one: messages and replies
     travel as bytes that arrive late and in pieces, arrays through shared memory. A step delivers some bytes
-    to an actor or to the driver, lets an actor handle a message, or lets the driver notice a death.
+    to an actor or to the driver, lets an actor handle a message or die, or lets the driver notice a death.
     """
 
     name = "chaos"
@@ -72,7 +72,10 @@ class ChaosTransport(FramedTransport):
             return False
         self._stepping = True
         try:
-            steps[self.pick(len(steps))]()
+            if self._deaths and self.chance(self._deaths) and (mortal := self._mortal()):
+                mortal[self.pick(len(mortal))].break_off()
+            else:
+                steps[self.pick(len(steps))]()
             self.collect()
         finally:
             self._stepping = False
@@ -86,6 +89,10 @@ class ChaosTransport(FramedTransport):
         for host in self._hosts.values():
             steps += host.steps()
         return steps
+
+    def _mortal(self) -> list[_ChaosHost]:
+        """Actors that can die: all but those whose first instance is being built."""
+        return [host for host in self._hosts.values() if host.is_mortal()]
 
     def _run_later(self) -> None:
         self._later.popleft()()
@@ -126,10 +133,6 @@ class ChaosTransport(FramedTransport):
         if (host := self._hosts.get(actor.name)) is not None:
             host.die("was killed")
 
-    def lets_die(self) -> bool:
-        """Whether an actor dies now."""
-        return self._deaths > 0 and self.chance(self._deaths)
-
     def wait_started(self, started: SimpleQueue[BaseException | None], count: int) -> list[Any]:
         while started.qsize() < count:
             assert self.step(), "an instance is never built"
@@ -169,7 +172,7 @@ class _ChaosHost(FramedHost):
             if self.stopping:
                 steps.append(self._goodbye)
             elif self.has_message():
-                steps.append(self._next)
+                steps.append(self.handle_next)
         return steps
 
     def _notice(self) -> None:
@@ -189,17 +192,20 @@ class _ChaosHost(FramedHost):
             self.slot = None
             self._mailbox.clear()
 
+    def is_mortal(self) -> bool:
+        """Whether it runs, and was built at least once."""
+        return not self._reason and not self.stopping and self._handle.started is None
+
+    def break_off(self) -> None:
+        """Die while bytes are written: the driver gets some of them."""
+        del self.outbound[self._transport.pick(len(self.outbound) + 1) :]
+        self.die("was killed")
+
     def _to_driver(self) -> None:
         self._transport.receive(self._handle, self._transport.piece(self.outbound))
 
     def _from_driver(self) -> None:
         self.receive(self._transport.piece(self.inbound))
-
-    def _next(self) -> None:
-        if self.slot is not None and self._transport.lets_die():
-            self.die("was killed")
-        else:
-            self.handle_next()
 
     def _goodbye(self) -> None:
         self.say_goodbye()

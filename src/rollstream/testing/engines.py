@@ -279,6 +279,22 @@ def deferred_replies_wait(engine: Engine) -> None:
 
 
 @_rule_inside
+def a_failed_reply_fails_whatever_waits_for_it(engine: Engine) -> None:
+    """Messages that carry a reply, and those that carry their replies, fail with it; others go on."""
+    [door], [recorder] = engine.spawn(Door), engine.spawn(Recorder)
+    chain = [door.call("enter")]
+    for _ in range(3):
+        chain.append(recorder.call("note", chain[-1]))
+    after = recorder.call("note", "after")
+    _ask(door, "refuse", 0, "full")
+    for reply in chain:
+        with _raises(StrangeError, "full"):
+            reply.result(PATIENCE)
+    assert after.result(PATIENCE) == "after"
+    assert _ask(recorder, "seen") == ["after"]
+
+
+@_rule_inside
 def actors_answer_each_other_with_deferred_replies(engine: Engine) -> None:
     """An actor that needs another's answer sends, defers its own reply, and completes it when told."""
     [answerer] = engine.spawn(Answerer)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from rollstream.engine.errors import SignalExit
+
 _MESSAGES: dict[int, str] = {
     signal.SIGINT: "stopping; press Ctrl-C again to stop at once",
     signal.SIGTERM: "SIGTERM: stopping",
@@ -41,6 +43,7 @@ class Interrupts:
         self._clock = clock
         self._received_at = 0.0
         self.received: int | None = None
+        self._forced = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -61,12 +64,26 @@ class Interrupts:
         number, previous = self.received, self._previous.get(self.received)
         self._restore()
         if callable(previous):
-            signal.raise_signal(number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            try:
+                signal.raise_signal(number)
+            except SystemExit as exiting:
+                if exiting.code != number:  # as Ray's handler does, which exits with the number alone
+                    raise
+        raise KeyboardInterrupt if number == signal.SIGINT else SignalExit(128 + number)
+
+    def force(self) -> None:
+        """Do it now, in the middle of whatever the main thread waits for. For other threads."""
+        main = threading.main_thread().ident
+        assert self.received is not None
+        assert main is not None
+        self._forced = True
+        signal.pthread_kill(main, self.received)
 
     def _record(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _leave_terminal()
+        if self._forced:
+            self.exit()
         if self.received is None:
             self.received, self._received_at = number, self._clock()
             with suppress(RuntimeError):  # the signal interrupted a write to the same stream

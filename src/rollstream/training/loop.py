@@ -42,6 +42,7 @@ from rollstream.training.run_folder import (
     require_writable,
 )
 from rollstream.training.trust import remember
+from rollstream.training.watchdog import Watchdog
 
 
 class TrainingLoop:
@@ -52,6 +53,7 @@ class TrainingLoop:
         folder: the run folder; `None` writes nothing.
         display: shows the progress.
         on_report: called with every report; training stops if it returns `True`.
+        deadline: seconds a worker may take for one message before it is restarted.
         notes: shown at the start.
         may_change: resume from a checkpoint that was trained with other settings.
     """
@@ -63,9 +65,11 @@ class TrainingLoop:
         display: Display,
         on_report: Callable[[Report], object] | None = None,
         *,
+        deadline: float | None = None,
         notes: Sequence[str] = (),
         may_change: bool = False,
     ):
+        self._deadline = deadline
         self._notes = notes
         self._may_change = may_change
         self._run_config = run_config
@@ -73,6 +77,9 @@ class TrainingLoop:
         self._folder = folder
         self._display = display
         self._events: tuple[ActorEvent, ...] = ()
+        self._started: tuple[WorkerSet, Iter[Report], int] | None = None
+        """The workers, the plan, and the items that it had before this training."""
+        self._deaths = 0
         self._checkpointing: Checkpointing | None = None
         self._step = 0
         self._best: float | None = None
@@ -109,11 +116,14 @@ class TrainingLoop:
             self._step, self.weights = start_step, load_weights(start.path)
             return
         self._note_start(info, start is None and resume)
-        engine = scope.enter_context(open_engine(run_config.engine))
+        engine = open_engine(run_config.engine, on_event=self._note_death)
         interrupts = Interrupts(self._display.note)
+        scope.enter_context(Watchdog(engine, interrupts, self._display.note))
+        scope.enter_context(engine)
         workers, plan = self._build(engine, scope, interrupts)
         if start is not None:
             self._load_state(plan, start, workers)
+        self._started = workers, plan, _items(plan)
         if self._folder is not None and not resume:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(lock_folder(self._folder))
@@ -175,9 +185,14 @@ class TrainingLoop:
         self, engine: Engine, scope: ExitStack, interrupts: Interrupts
     ) -> tuple[WorkerSet, Iter[Report]]:
         """Start the workers and build the plan, with its evaluation."""
+        if self._deadline is not None and not engine.remote:
+            raise RollstreamError(
+                f"deadline={self._deadline:g} needs workers that can be killed; the engine {engine.name} has "
+                f"none: use the engine processes"
+            )
         algorithm, config, task = self._run_config.algorithm, self._run_config.config, self._run_config.task
         try:
-            workers = algorithm.workers(engine, config, task)
+            workers = algorithm.workers(engine, config, task, deadline=self._deadline)
         except SpaceError as error:
             others = ", ".join(supporting(task))
             raise SpaceError(
@@ -278,12 +293,22 @@ class TrainingLoop:
         statistics = plan.statistics()
         new = statistics.events[len(self._events) :]
         self._events = statistics.events
-        for event in new:
-            self._display.note(str(event))
         logger.add(metrics_row(report, statistics, new))
         self._display.report(report, statistics)
         self._step = int(report[STEPS])
         self._best = report.get("eval/best_mean_reward", self._best)
+
+    def _note_death(self, event: ActorEvent) -> None:
+        """Say so at once, in whichever thread notices; give up if workers die and nothing was delivered."""
+        self._deaths += 1
+        workers, plan, items = self._started or (None, None, 0)
+        stored = 0 if workers is None else workers.stored_items(event.actor)
+        self._display.note(f"{event}" + (f"; about {stored:,} stored items are lost" if stored else ""))
+        if event.outcome == "restarted" and self._deaths > 1 and (plan is None or _items(plan) == items):
+            raise RollstreamError(
+                f"{event.actor} {event.reason}: {self._deaths} deaths before any worker has delivered a "
+                f"rollout. Find out why with the engine inline, which has the environment in this process"
+            )
 
     # End -----------------------------------------------------------------------------------------
 
@@ -309,6 +334,11 @@ class TrainingLoop:
     def _note_interrupt(self, steps: int) -> None:
         saved = "not saved (no output folder)" if self._folder is None else f"saved in {self._folder}"
         self._display.note(f"interrupted after {steps:,} steps, {saved}")
+
+
+def _items(plan: Iter[Report]) -> int:
+    """How many items have come by anywhere in a plan."""
+    return sum(node.items for node in plan.statistics().nodes)
 
 
 def _scalars(row: MetricsRow) -> dict[str, float]:

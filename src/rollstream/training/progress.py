@@ -46,7 +46,7 @@ class Display(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Show a one-line message. May be called before `start`."""
+        """Show a one-line message. May be called before `start`, and from any thread."""
         ...
 
     def finish(self, completed: bool) -> None:

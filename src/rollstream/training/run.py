@@ -53,6 +53,7 @@ def train(
     frame_stack: int | None = None,
     policy: PolicyMaker | None = None,
     on_report: Callable[[Report], object] | None = None,
+    deadline: float | None = None,
 ) -> Run:
     """Train an algorithm on an environment.
 
@@ -86,6 +87,8 @@ def train(
         frame_stack: number of observations to stack (default 1).
         policy: makes the policy, instead of the algorithm's own.
         on_report: called with every report; if it returns `True`, training stops and saves.
+        deadline: seconds a worker may take for one rollout; one that takes longer is killed and restarted
+            (default: no limit).
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(chosen, Algorithm):
@@ -118,7 +121,9 @@ def train(
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
     notes = [] if resume else arguments.notes(run_config)
-    loop = TrainingLoop(run_config, folder, display, on_report, notes=notes, may_change=allow_changes)
+    loop = TrainingLoop(
+        run_config, folder, display, on_report, deadline=deadline, notes=notes, may_change=allow_changes
+    )
     try:
         loop.run(resume)
     except BaseException:
