@@ -6,13 +6,16 @@ import dataclasses
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import signal
 import sys
+import threading
 from contextlib import chdir, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scripts
@@ -20,6 +23,8 @@ import scripts
 from rollstream import cli
 from rollstream.algos import ALGORITHMS
 from rollstream.cli import main
+from rollstream.training import interrupts
+from rollstream.training.config_file import saved_progress
 from rollstream.training.display import LineDisplay
 from rollstream.training.run_folder import lock_folder
 
@@ -154,6 +159,49 @@ def test_sigterm_stops_and_says_how_to_resume(
     command = f"rollstream train ppo --resume --out {out}"
     assert complaints == f"rollstream: stopped, and saved up to 256 steps; resume with: {command}\n"
     assert "SIGTERM: stopping\ninterrupted after 256 steps, saved in" in told
+
+
+def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
+    """Writing to it fails from then on, which must not keep the run from being saved."""
+    out, (terminal, side) = tmp_path / "run", os.openpty()
+    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import rollstream.__main__"
+    command = ["-c", code, "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
+    streams: dict[str, Any] = {"stdin": side, "stdout": side, "stderr": side, "start_new_session": True}
+    with scripts.started(*command, **streams, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(side)
+        reader = threading.Thread(target=_drain, args=(terminal, out / "metrics.jsonl"))
+        reader.start()
+        assert process.wait() == 128 + signal.SIGHUP
+        reader.join()
+    progress = saved_progress(out)
+    assert progress is not None
+    assert progress.step > 0
+    assert progress.lost == 0
+
+
+def _drain(terminal: int, metrics: Path) -> None:
+    """Read what is shown until there are metrics, then close the terminal."""
+    while not metrics.exists() or not metrics.stat().st_size:
+        os.read(terminal, 4096)
+    os.close(terminal)
+
+
+def test_ctrl_c_twice_says_what_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def twice(_: object, report: dict[str, float], __: object) -> None:
+        if report["time/iterations"] == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(interrupts, "_TWICE_SECONDS", 0.0)
+    monkeypatch.setattr(LineDisplay, "report", twice)
+    monkeypatch.chdir(tmp_path)
+    options = ("--steps", "9_000", "--checkpoint-every", "512", "--out", "my run")
+    assert fails("train", "ppo", *TINY, *options) == 130
+    saved = "the checkpoint at 512 steps is saved, and 256 steps after it are not"
+    resume = "resume with: rollstream train ppo --resume --out 'my run'"
+    assert capsys.readouterr().err == f"rollstream: stopped at once: {saved}; {resume}\n"
 
 
 def test_a_signal_after_the_last_step_does_not_count(

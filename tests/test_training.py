@@ -12,6 +12,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
-from rollstream.training import checkpoint, interrupts, loop
+from rollstream.training import checkpoint, interrupts, loop, metrics
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.config import resolve_config
 from rollstream.training.evaluation import Evaluation, Evaluator
@@ -152,6 +153,19 @@ def test_a_loaded_run_is_the_same(straight: Run) -> None:
     observation, _ = environment.reset(seed=0)
     assert environment.action_space.contains(loaded.policy.act(observation))
     assert {int(loaded.policy.act(observation, deterministic=False)) for _ in range(50)} == {0, 1}
+
+
+def test_rows_are_in_the_folder_or_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long training would fill the memory."""
+    monkeypatch.setattr(metrics, "MAX_ROWS", 2)
+    for folder, expected in ((tmp_path, 0), (None, 2)):
+        with closing(metrics.MetricsLogger(folder)) as logger:
+            for step in range(5):
+                logger.add({"time/total_timesteps": step, f"column {step // 3}": 1.0})
+        assert len(logger.rows) == expected
+    assert [row["time/total_timesteps"] for row in metrics.read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+    table = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [row["column 1"] for row in table] == ["", "", "", "1.0", "1.0"]
 
 
 def test_without_a_folder_nothing_is_written(straight: Run, tmp_path: Path, monkeypatch: Any) -> None:
