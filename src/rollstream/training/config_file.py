@@ -134,7 +134,7 @@ def _source(source: Any) -> Any:
         parts = file_and_name(source)
         return source if parts is None else f"{parts[0].resolve()}:{parts[1]}"
     module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", None)
-    return {"module": module, "name": name or f"<{type(source).__name__}>"}
+    return {"module": module or "", "name": name or f"<{type(source).__name__}>"}
 
 
 # Reading -----------------------------------------------------------------------------------------
