@@ -54,6 +54,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if sys.platform == "linux":
         resource_tracker.ensure_running()
     _keep_what_jax_compiles(session.config)
+    state = tempfile.TemporaryDirectory(prefix="rollstream-state-")  # which runs were trained here
+    session.config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
 
 
 def _start_reaper(config: pytest.Config) -> None:

@@ -204,7 +204,7 @@ def test_a_damaged_one_is_found_and_the_one_before_it_is_used(tmp_path: Path, na
 
 def test_all_damaged_is_an_error(tmp_path: Path) -> None:
     _truncate(save_checkpoint(tmp_path, 1, {}) / "state.json")
-    with pytest.raises(CheckpointError, match=r"has no other intact checkpoint: start a new run"):
+    with pytest.raises(CheckpointError, match=r"has no other checkpoint that can be used"):
         latest_checkpoint(tmp_path)
 
 

@@ -6,13 +6,16 @@ import dataclasses
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import signal
 import sys
+import threading
 from contextlib import chdir, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scripts
@@ -20,6 +23,8 @@ import scripts
 from rollstream import cli
 from rollstream.algos import ALGORITHMS
 from rollstream.cli import main
+from rollstream.training import interrupts
+from rollstream.training.config_file import saved_progress
 from rollstream.training.display import LineDisplay
 from rollstream.training.run_folder import lock_folder
 
@@ -123,19 +128,20 @@ def test_a_training_writes_lines_where_there_is_no_terminal(home: Path) -> None:
 
 def test_ctrl_c_stops_and_resume_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    command = ["-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
-    with scripts.started(*command) as process:
+    arguments = ["-m", "rollstream", "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
+    with scripts.started(*arguments) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         assert "256 steps" in lines[2]
         process.send_signal(signal.SIGINT)
         told, complaints = process.communicate()
     assert process.returncode == 130
-    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
-    assert "stopping; press Ctrl-C again" in told
-    assert "steps, saved in" in told
     before = (out / "metrics.jsonl").read_text().splitlines()
     done = json.loads(before[-1])["time/total_timesteps"]
+    command = f"rollstream train ppo --resume --out {out}"
+    assert complaints == f"rollstream: stopped, and saved up to {done:,} steps; resume with: {command}\n"
+    assert "stopping; press Ctrl-C again" in told
+    assert "steps, saved in" in told
     main(["train", "ppo", "--resume", "--out", str(out), "--steps", str(done + 256), "--quiet"])
     after = (out / "metrics.jsonl").read_text().splitlines()
     assert after[:-1] == before
@@ -150,8 +156,52 @@ def test_sigterm_stops_and_says_how_to_resume(
     out = tmp_path / "run"
     assert fails("train", "ppo", *TINY, "--steps", "512", "--out", str(out)) == 143
     told, complaints = capsys.readouterr()
-    assert complaints == f"rollstream: stopped; resume with: rollstream train ppo --resume --out {out}\n"
+    command = f"rollstream train ppo --resume --out {out}"
+    assert complaints == f"rollstream: stopped, and saved up to 256 steps; resume with: {command}\n"
     assert "SIGTERM: stopping\ninterrupted after 256 steps, saved in" in told
+
+
+def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
+    """Writing to it fails from then on, which must not keep the run from being saved."""
+    out, (terminal, side) = tmp_path / "run", os.openpty()
+    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import rollstream.__main__"
+    command = ["-c", code, "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
+    streams: dict[str, Any] = {"stdin": side, "stdout": side, "stderr": side, "start_new_session": True}
+    with scripts.started(*command, **streams, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(side)
+        reader = threading.Thread(target=_drain, args=(terminal, out / "metrics.jsonl"))
+        reader.start()
+        assert process.wait() == 128 + signal.SIGHUP
+        reader.join()
+    progress = saved_progress(out)
+    assert progress is not None
+    assert progress.step > 0
+    assert progress.lost == 0
+
+
+def _drain(terminal: int, metrics: Path) -> None:
+    """Read what is shown until there are metrics, then close the terminal."""
+    while not metrics.exists() or not metrics.stat().st_size:
+        os.read(terminal, 4096)
+    os.close(terminal)
+
+
+def test_ctrl_c_twice_says_what_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def twice(_: object, report: dict[str, float], __: object) -> None:
+        if report["time/iterations"] == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(interrupts, "_TWICE_SECONDS", 0.0)
+    monkeypatch.setattr(LineDisplay, "report", twice)
+    monkeypatch.chdir(tmp_path)
+    options = ("--steps", "9_000", "--checkpoint-every", "512", "--out", "my run")
+    assert fails("train", "ppo", *TINY, *options) == 130
+    saved = "the checkpoint at 512 steps is saved, and 256 steps after it are not"
+    resume = "resume with: rollstream train ppo --resume --out 'my run'"
+    assert capsys.readouterr().err == f"rollstream: stopped at once: {saved}; {resume}\n"
 
 
 def test_a_signal_after_the_last_step_does_not_count(
@@ -243,7 +293,7 @@ def test_video_without_the_extra(
     [
         (["--out", "film.txt"], "film.txt is not a video file: use one of .mp4, .mkv"),
         (["--out", "nowhere/film.mp4"], "nowhere/film.mp4 cannot be written: there is no folder nowhere"),
-        (["--out", "film.mp4", "--episodes", "0"], "episodes=0: must be an integer >= 1"),
+        (["--out", "film.mp4", "--episodes", "0"], "--episodes 0: must be an integer >= 1"),
     ],
 )
 def test_what_cannot_be_filmed(
@@ -420,7 +470,8 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
     assert fails("train", f"{my_file}:MyAlgorithm", "--env", "CartPole-v1", "--steps", "1", "--quiet") == 2
     complaint = capsys.readouterr().err
     assert complaint.startswith("rollstream: TrainOneStep (my_file.py:")
-    assert complaint.endswith(f"failed: KeyError: 'advantages', in loss at {my_file}:{line}\n")
+    assert "failed: there is no column 'advantages'; there are action, advantage, " in complaint
+    assert complaint.endswith(f", in loss at {my_file}:{line}\n")
 
 
 # What is wrong is said in one sentence -----------------------------------------------------------
@@ -437,7 +488,6 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("train ppo --resume", "--out"),
         ("train ppo --resume --out nowhere", "nowhere is not a run folder"),
         ("train ppo --env CartPole-v1 --steps 0", "steps"),
-        ("train ppo --env CartPole-v1 --steps 1 --workers 3", "multiple of 3"),
         ("train ppo --env CartPole-v1 --steps 1 --config.minibatch-size 7", "divisor of 256"),
         (
             "train a2c --env CartPole-v1 --steps 3000 --config.learning-rate 1e30",
@@ -446,15 +496,15 @@ def test_an_error_in_ones_own_algorithm_is_told_with_its_line(
         ("train missing.py:Mine --env CartPole-v1 --steps 1", "there is no file missing.py"),
         ("evaluate nowhere", "nowhere is not a run folder: it does not exist; give the output folder"),
         ("graph pop", "did you mean 'ppo'?"),
-        ("graph ppo --workers -1", "workers=-1: must be an integer >= 0"),
-        ("graph ppo --config.num_envs 0", "num_envs=0: must be an integer >= 1"),
+        ("graph ppo --workers -1", "--workers -1: must be an integer >= 0"),
+        ("graph ppo --config.num_envs 0", "--config.num-envs 0: must be an integer >= 1"),
         (
             "train ppo --env CartPole-v1 --steps 1 --config.num_envs 0",
-            "num_envs=0: must be an integer",
+            "--config.num-envs 0: must be an integer",
         ),
         (
             "train ppo --env CartPole-v1 --steps 1 --config.hidden -3",
-            "hidden=(-3,): must be a tuple of integers >= 1",
+            "--config.hidden -3: must be a tuple of integers >= 1",
         ),
     ],
 )
@@ -492,19 +542,19 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("train ppo --learning_rate=1", "--learning_rate (did you mean --config.learning-rate?); see"),
         ("evaluate x --episode 3", "(did you mean --episodes?); see rollstream evaluate --help"),
         ("train ppo --qqqq", "unknown option --qqqq; see rollstream train ppo --help"),
-        ("train ppo --env A-v0 --steps many", "steps='many': must be an integer >= 1"),
-        ("train ppo --env A-v0 --steps=1.5", "steps='1.5': must be an integer >= 1"),
+        ("train ppo --env A-v0 --steps many", "--steps many: must be an integer >= 1"),
+        ("train ppo --env A-v0 --steps=1.5", "--steps 1.5: must be an integer >= 1"),
         (
             "train ppo --env A-v0 --steps 1 --config.gamma much",
-            "config gamma='much': must be a number between 0 and 1",
+            "--config.gamma much: must be a number between 0 and 1",
         ),
         (
             "train ppo --env A-v0 --steps 1 --config.hidden 8 b",
-            "config hidden=(8, 'b'): must be a tuple of integers >= 1",
+            "--config.hidden 8 b: must be a tuple of integers >= 1",
         ),
         (
             "train ppo --env A-v0 --steps 1 --engine proceses",
-            "engine='proceses': must be one of 'inline', 'threads', 'processes', 'ray'",
+            "--engine proceses: must be one of 'inline', 'threads', 'processes', 'ray'",
         ),
         (
             "train ppo --env A-v0 --steps 1 --env-kwargs fast",
@@ -516,7 +566,7 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("evaluate x --episodes", "Missing value for argument '--episodes'"),
         ("video x", "--out"),
         ("--foo", "unknown command '--foo'"),
-        ("graph ppo --format pdf", "format='pdf': must be one of 'text', 'mermaid', 'svg'"),
+        ("graph ppo --format pdf", "--format pdf: must be one of 'text', 'mermaid', 'svg'"),
     ],
 )
 def test_options_that_are_wrong(command: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,10 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training import loop
+from rollstream.training.config_file import read_run_config
+from rollstream.training.progress import NoDisplay
 from rollstream.training.run import Run
-from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError, read_run_config
+from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError
 from rollstream.training.video import record_video
 
 SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
@@ -33,6 +35,16 @@ def empty_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 def begun(out: Path | None, algorithm: str | Algorithm[Any] = "ppo", **more: Any) -> Run:
     options: dict[str, Any] = {"env": "CartPole-v1", "steps": 32, "config": SMALL, "quiet": True}
     return rs.train(algorithm, out=out, **(options | more))
+
+
+class Notes(NoDisplay):
+    """A display that keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def names(folder: Path) -> list[str]:
@@ -155,7 +167,6 @@ def unusual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"seed": 0}, "has seed 3, not 0"),
         ({"frame_stack": 1}, "has frame_stack 2, not 1"),
-        ({"workers": 1}, "has workers 0, not 1"),
         ({"env_kwargs": {}}, "has env_kwargs {'sutton_barto_reward': True}, not {}"),
         ({"config": {"hidden": [5]}}, r"has config {'hidden': \(4,\)}, not {'hidden': \(5,\)}"),
     ],
@@ -163,6 +174,34 @@ def unusual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_something_else_may_not(unusual: Path, said: dict[str, Any], text: str) -> None:
     with pytest.raises(RunError, match=text):
         resumed(unusual, **said)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a3c", "dqn", "apex"])
+def test_the_number_of_workers_may_change(name: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "hidden": (4,)}
+    if name in ("dqn", "apex"):
+        config |= {"learning_starts": 32, "batch_size": 8, "report_every": 64, "buffer_size": 1000}
+    if name == "ppo":
+        config |= {"minibatch_size": 32, "epochs": 1}
+    options: dict[str, Any] = {"config": config, "engine": "inline"}
+    begun(tmp_path / "run", name, steps=256, workers=2, **options)
+    for workers, steps in ((4, 512), (1, 768)):
+        run = rs.train(name, out=tmp_path / "run", resume=True, quiet=True, workers=workers, steps=steps)
+        assert run.run_config.task.workers == workers
+        assert int(run.metrics[-1]["time/total_timesteps"]) >= steps
+        counted = [row["time/total_timesteps"] for row in run.metrics]
+        assert counted == sorted(set(counted))
+    with pytest.raises(rs.RollstreamError, match="among 3 workers; numbers of workers that fit: 1, 2, 4"):
+        rs.train(name, out=tmp_path / "run", resume=True, quiet=True, workers=3, steps=1024)
+
+
+def test_environments_are_rounded_up_to_the_workers(tmp_path: Path) -> None:
+    display = Notes()
+    config = {"num_envs": 8, "rollout_length": 4, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
+    run = begun(tmp_path / "run", config=config, workers=3, engine="inline", display=display)
+    assert (run.config.num_envs, run.config.minibatch_size) == (9, 36)
+    changed = "num_envs is 9 instead of 8 and minibatch_size is 36 instead of 32"
+    assert display.notes[0].startswith(f"{changed}, so that each of 3 workers")
 
 
 @pytest.mark.parametrize(

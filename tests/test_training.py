@@ -12,6 +12,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.spaces import SpaceError
-from rollstream.training import checkpoint, interrupts, loop
+from rollstream.training import checkpoint, interrupts, loop, metrics
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.config import resolve_config
 from rollstream.training.evaluation import Evaluation, Evaluator
@@ -152,6 +153,19 @@ def test_a_loaded_run_is_the_same(straight: Run) -> None:
     observation, _ = environment.reset(seed=0)
     assert environment.action_space.contains(loaded.policy.act(observation))
     assert {int(loaded.policy.act(observation, deterministic=False)) for _ in range(50)} == {0, 1}
+
+
+def test_rows_are_in_the_folder_or_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long training would fill the memory."""
+    monkeypatch.setattr(metrics, "MAX_ROWS", 2)
+    for folder, expected in ((tmp_path, 0), (None, 2)):
+        with closing(metrics.MetricsLogger(folder)) as logger:
+            for step in range(5):
+                logger.add({"time/total_timesteps": step, f"column {step // 3}": 1.0})
+        assert len(logger.rows) == expected
+    assert [row["time/total_timesteps"] for row in metrics.read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+    table = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [row["column 1"] for row in table] == ["", "", "", "1.0", "1.0"]
 
 
 def test_without_a_folder_nothing_is_written(straight: Run, tmp_path: Path, monkeypatch: Any) -> None:
@@ -306,7 +320,7 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     small(tmp_path / "run", steps=128, resume=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number: signal.Signals) -> None:
     def at_three(report: dict[str, float]) -> None:
         if report["time/iterations"] == 3:
@@ -315,8 +329,8 @@ def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number:
     before, display = signal.getsignal(number), Recorder(at_three)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as raised:
         small(tmp_path / "run", display=display, checkpoint_every=10_000)
-    if number == signal.SIGTERM:
-        assert raised.value.args == (143,)
+    if number != signal.SIGINT:
+        assert raised.value.args == (128 + number,)
     assert signal.getsignal(number) is before
     _, stopping, where = display.notes
     assert "stopping" in stopping  # said at once
@@ -403,7 +417,31 @@ def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
     assert rows(run) == rows(straight)
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_at_once_is_the_same_one() -> None:
+    """`timeout -s INT` signals the process, and then its group."""
+    times = iter([10.0, 10.9, 11.0])
+    with pytest.raises(KeyboardInterrupt), Interrupts(Recorder().note, lambda: next(times)):  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the third one should have raised")
+
+
+def test_a_folder_that_is_deleted_is_not_called_saved(tmp_path: Path) -> None:
+    def delete(_: dict[str, float]) -> None:
+        shutil.rmtree(tmp_path / "run")
+        signal.raise_signal(signal.SIGTERM)
+
+    display = Recorder(delete)
+    with pytest.raises(RunError, match="run was deleted or moved during training: nothing can be saved"):
+        small(tmp_path / "run", display=display, evaluate_every=None)
+    assert not any("saved" in note for note in display.notes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_TWICE_SECONDS", 0.0)
+
     def twice(_: dict[str, float]) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -933,9 +971,9 @@ def tuples() -> Any:
         ("ppo", {"steps": 0}, rs.RollstreamError, r"steps=0: must be an integer >= 1"),
         (
             "ppo",
-            {"workers": 3},
+            {"policy": "MlpPolicy"},
             rs.RollstreamError,
-            r"8 environments cannot be divided evenly among 3 workers",
+            r"^policy='MlpPolicy': must be a function of obs",
         ),
         ("ppo", {"engine": "threds"}, ConfigError, r"engine='threds': must be one of 'inline', 'threads'"),
         (
@@ -1040,7 +1078,6 @@ def test_a_folder_that_is_no_run_cannot_be_resumed_or_loaded(tmp_path: Path) -> 
         ({"seed": 2}, r"has seed 1, not 2, which cannot change on resume: leave seed out"),
         ({"env": "Acrobot-v1"}, r"has env 'CartPole-v1', not 'Acrobot-v1'"),
         ({"config": {"epochs": 9}}, r"has config \{'epochs': 2\}, not \{'epochs': 9\}"),
-        ({"workers": 2}, r"has workers 0, not 2"),
         ({"keep": 0}, r"keep=0: must be an integer >= 1"),
         ({"name": "a2c"}, r"was trained with ppo, not a2c"),
     ],

@@ -19,7 +19,6 @@ from rollstream.engine import RollstreamError
 
 C = TypeVar("C")
 _registry = ConstructorRegistry()
-_POSITIONAL = ("algorithm", "folder")
 
 
 @_registry.primitive_rule
@@ -117,8 +116,9 @@ def _cli(kind: Any, args: Sequence[str], **options: Any) -> tuple[Any, list[str]
 def option_names(command: Any, prefix: str = "--") -> list[str]:
     """The options of a command, nested ones included."""
     names: list[str] = []
+    positional = ("algorithm", "folder") if hasattr(command, "config") else ("folder",)
     for field in dataclasses.fields(command):
-        if field.name in _POSITIONAL:
+        if field.name in positional:
             continue
         name, value = prefix + field.name.replace("_", "-"), getattr(command, field.name)
         names += option_names(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file under a temporary name, then rename it; replaces an existing file."""
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -34,10 +34,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def write_and_sync(path: Path, data: bytes) -> None:
-    """Write a file and flush it to disk."""
+def write_and_sync(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file, at once or in parts, and flush it to disk."""
     with path.open("wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
 

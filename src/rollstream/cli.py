@@ -11,15 +11,14 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import sys
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -27,8 +26,9 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rollstream import __version__
 from rollstream.arguments import parse, parse_known
 from rollstream.engine import RollstreamError
-from rollstream.flow import OperatorError
+from rollstream.error_messages import exit_code, leave, message, reword_for, show_warning
 from rollstream.limits import NonNegativeInt
+from rollstream.run_commands import farewell, import_from_here, load_run
 
 C = TypeVar("C")
 
@@ -46,6 +46,7 @@ Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
 AlgorithmName = Annotated[Positional[str], arg(metavar="ALGO")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 RunEnv = Annotated[str | None, _option("ID", "that of the run")]
+RunAlgorithm = Annotated[str | None, _option("ALGO", "that of the run")]
 Count = Annotated[int, arg(metavar="N")]
 
 
@@ -82,6 +83,10 @@ class Train(Generic[C]):
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
     """Resume the run in --out from its newest checkpoint."""
+    trust: Flag = False
+    """On resume, import the code that config.json in --out names."""
+    allow_changes: Flag = False
+    """Resume with another seed, other hyperparameters or other --env-kwargs."""
     deadline: Annotated[float | None, _option("SECONDS", "none")] = None
     """Seconds a worker may take for one rollout; one that takes longer is killed and restarted."""
     quiet: Flag = False
@@ -104,7 +109,7 @@ class Train(Generic[C]):
 
     def run(self, args: Sequence[str]) -> None:
         """Train, and print the next command."""
-        from rollstream.training import load, train
+        from rollstream.training import train
         from rollstream.training.run_folder import FolderInUse
 
         if self.resume and self.out is None:
@@ -120,6 +125,8 @@ class Train(Generic[C]):
         algorithm = options.pop("algorithm")
         options["config"] = _given(self.config, args) or None
         options["env_kwargs"] = dict(map(_keyword, self.env_kwargs)) or None
+        options["display"] = _display(self)
+        import_from_here(self.out if self.resume else None, self.env, self.trust)
         while True:
             out = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
             try:
@@ -129,19 +136,16 @@ class Train(Generic[C]):
                 if self.out is not None:
                     raise
             except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C or SIGTERM
-                if not any((out / "checkpoints").glob("*")):
-                    _exit("stopped before the first checkpoint", _exit_code(stopped))
-                if load(out).is_finished:
+                if (text := farewell(out, algorithm)) is None:
                     break
-                command = f"rollstream train {algorithm} --resume --out {out}"
-                _exit(f"stopped; resume with: {command}", _exit_code(stopped))
+                leave(text, exit_code(stopped))
         if not self.quiet:
-            print(f"Evaluate it with: rollstream evaluate {out}")
+            print(f"Evaluate it with: {shlex.join(['rollstream', 'evaluate', str(out)])}")
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a trained policy with deterministic actions."""
+    """Evaluate a trained policy, with deterministic actions unless --stochastic is given."""
 
     folder: Folder
     """Run folder."""
@@ -150,7 +154,13 @@ class Evaluate:
     best: Flag = False
     """Use the weights with the best evaluation instead of the newest checkpoint."""
     env: RunEnv = None
-    """Environment, if its file has moved: my_file.py:MyEnv."""
+    """Environment, if it is not a Gymnasium id or has moved: my_file.py:MyEnv."""
+    algorithm: RunAlgorithm = None
+    """Algorithm, if it is not in `rollstream list`: my_file.py:MyAlgorithm."""
+    trust: Flag = False
+    """Import the code that config.json in the folder names."""
+    stochastic: Flag = False
+    """Sample actions instead of taking the most likely ones."""
     seed: Count = 0
     """Random seed of the episodes."""
     json: Flag = False
@@ -158,10 +168,8 @@ class Evaluate:
 
     def run(self, _: Sequence[str]) -> None:
         """Print the result."""
-        from rollstream.training import load
-
-        run = load(self.folder, best=self.best, env=self.env)
-        result = run.evaluate(episodes=self.episodes, seed=self.seed)
+        run = load_run(self)
+        result = run.evaluate(episodes=self.episodes, seed=self.seed, deterministic=not self.stochastic)
         print(json.dumps(dataclasses.asdict(result)) if self.json else result)
 
 
@@ -175,7 +183,7 @@ class Graph(Generic[C]):
     """Hyperparameters."""
     format: Literal["text", "mermaid", "svg"] = "text"
     """Output format."""
-    env: Annotated[str, arg(metavar="ID")] = "CartPole-v1"
+    env: Annotated[str | None, _option("ID", "CartPole-v1, or Pendulum-v1 for continuous actions")] = None
     """Environment."""
     workers: Annotated[NonNegativeInt, arg(metavar="N")] = 2
     """Number of rollout workers."""
@@ -191,12 +199,12 @@ class Graph(Generic[C]):
 
         validate(Graph, {"workers": self.workers, "format": self.format})
         algorithm = algos.algorithm(self.algorithm)
-        config: Any = resolve_config(algorithm, self.env, self.config)
-        if config.num_envs == 1:  # one per worker
-            config = dataclasses.replace(config, num_envs=max(1, self.workers))
-        task = Task(EnvSpec(self.env), steps=1, workers=self.workers)
+        env = self.env or _graph_environment(algorithm)
+        import_from_here(None, env, trust=False)
+        config: Any = resolve_config(algorithm, env, self.config).for_workers(self.workers)
+        task = Task(EnvSpec(env), steps=1, workers=self.workers)
         with new_engine("inline") as engine:
-            plan = algorithm.plan(algorithm.workers(engine, config, task), config)
+            plan = algorithm.build(algorithm.workers(engine, config, task), config)
             print(getattr(flow.graph(plan), self.format)())
 
 
@@ -229,21 +237,36 @@ class Video:
     best: Flag = False
     """Use the weights with the best evaluation instead of the newest checkpoint."""
     env: RunEnv = None
-    """Environment, if its file has moved: my_file.py:MyEnv."""
+    """Environment, if it is not a Gymnasium id or has moved: my_file.py:MyEnv."""
+    algorithm: RunAlgorithm = None
+    """Algorithm, if it is not in `rollstream list`: my_file.py:MyAlgorithm."""
+    trust: Flag = False
+    """Import the code that config.json in the folder names."""
     seed: Count = 0
     """Random seed of the first episode."""
 
     def run(self, _: Sequence[str]) -> None:
         """Write the video, and print the returns."""
-        from rollstream.training import load
+        from rollstream.training.progress_tracker import significant
         from rollstream.training.video import record_video
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # render without a window
-        run = load(self.folder, best=self.best, env=self.env)
+        run = load_run(self)
         returns = record_video(run, self.out, episodes=self.episodes, seed=self.seed)
         episodes = "episode" if len(returns) == 1 else "episodes"
-        values = ", ".join(f"{value:,.1f}" for value in returns)
+        values = ", ".join(map(significant, returns))
         print(f"Saved {self.out}: {len(returns)} {episodes}, return {values}")
+
+
+def _reword(command: Any) -> Any:
+    return reword_for(command, [field.name for field in dataclasses.fields(Train)])
+
+
+def _display(command: Train[Any]) -> Any:
+    from rollstream.training.display import display_for
+    from rollstream.training.progress import NoDisplay, Reworded
+
+    return NoDisplay() if command.quiet else Reworded(display_for(sys.stdout), _reword(command))
 
 
 # Parsing -----------------------------------------------------------------------------------------
@@ -275,6 +298,20 @@ def _parse(args: Sequence[str]) -> Any:
     command = _COMMANDS[name]
     commands[name] = command[type(config)]
     return parse(args, commands, command(algorithm=tyro.MISSING, config=config))
+
+
+def _graph_environment(algorithm: Any) -> str:
+    """An environment that an algorithm supports."""
+    from rollstream.rl.algorithm import Task
+    from rollstream.rl.env_spec import EnvSpec
+    from rollstream.rl.spaces import SpaceError
+
+    task = Task(EnvSpec("CartPole-v1"), steps=1)
+    try:
+        algorithm.worker(algorithm.config(), task).policy(*task.spaces())
+    except SpaceError:
+        return "Pendulum-v1"
+    return "CartPole-v1"
 
 
 def _default_config(algorithm: str, env: str | None) -> Any:
@@ -337,61 +374,24 @@ def main(args: Sequence[str] | None = None) -> None:
     if args == ["--version"]:
         print(f"rollstream {__version__}")
         return
+    command: Any = None
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # a crash of native code shows where it was
     with warnings.catch_warnings():
-        warnings.showwarning = partial(_show_warning, warnings.showwarning)
+        default = warnings.showwarning
+        warnings.showwarning = partial(show_warning, default, _reword(None))
         try:
-            if not {"", os.getcwd()} & set(sys.path):
-                sys.path.append(os.getcwd())  # for my_module:MyEnv-v0
-            _parse(args).run(args)
+            command = _parse(args)
+            warnings.showwarning = partial(show_warning, default, _reword(command))
+            command.run(args)
         except KeyboardInterrupt:
-            _exit("stopped", 130)
+            leave("stopped", 130)
         except RollstreamError as error:
-            _exit(_message(error), 2)
+            leave(_reword(command)(message(error)), 2)
         except BrokenPipeError:  # the reader of the output has closed it
             sys.stderr.close()
             sys.exit(0)
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
             fix = "; free some space, then resume with --resume" if error.errno == errno.ENOSPC else ""
-            _exit(f"{where}{error.strerror or error}{fix}", 1)
-
-
-def _show_warning(default: Any, message: Any, category: type[Warning], filename: str, *more: Any) -> None:
-    """Print this package's warnings as one sentence, without a line of its code."""
-    if Path(filename).is_relative_to(Path(__file__).parent):
-        print(f"rollstream: {message}", file=sys.stderr)
-    else:
-        default(message, category, filename, *more)
-
-
-def _exit_code(stopped: BaseException) -> int:
-    return stopped.code if isinstance(stopped, SystemExit) and isinstance(stopped.code, int) else 130
-
-
-def _exit(text: str, code: int) -> NoReturn:
-    print(f"rollstream: {text}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _message(error: RollstreamError) -> str:
-    """One sentence, with the line of user code that failed."""
-    if not isinstance(error, OperatorError):
-        text = str(error).replace("resume=True", "--resume")
-        if error.__cause__ is None or isinstance(error.__cause__, RollstreamError):
-            return text
-        return text + _user_line("".join(traceback.format_exception(error.__cause__)))
-    if isinstance(error.original, RollstreamError):
-        return _message(error.original)
-    if (match := re.search(r" failed: rollstream\.[\w.]+: (.*)", str(error))) is not None:  # in a worker
-        return match[1]
-    return str(error).partition("\n")[0] + _user_line(str(error))
-
-
-def _user_line(trace: str) -> str:
-    """The innermost line of a traceback that is not in a library."""
-    libraries = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
-    frames = re.findall(r'File "(.+)", line (\d+), in (.+)', trace)
-    own = [frame for frame in frames if not frame[0].startswith(libraries)]
-    return f", in {own[-1][2]} at {own[-1][0]}:{own[-1][1]}" if own else ""
+            leave(f"{where}{error.strerror or error}{fix}", 1)

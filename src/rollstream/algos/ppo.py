@@ -7,7 +7,8 @@ objective, then sends the new weights to every worker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -106,6 +107,14 @@ class Config(AlgorithmConfig):
     def batch_size(self) -> int:
         """Environment steps per batch."""
         return self.num_envs * self.rollout_length
+
+    def with_num_envs(self, num_envs: int) -> Config:
+        """With as many minibatches as before, if minibatches of the same size do not fit."""
+        batch, minibatches = num_envs * self.rollout_length, self.batch_size // self.minibatch_size
+        size = self.minibatch_size
+        if batch % size:
+            size = math.gcd(batch, size) if batch % minibatches else batch // minibatches
+        return replace(self, num_envs=num_envs, minibatch_size=size)
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Scheduled values, given the fraction of training completed."""

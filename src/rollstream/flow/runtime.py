@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,9 @@ class Flow:
             self.engine.raise_failure()
         return snapshot.save(self.engine, self.nodes, folder)
 
-    def load_state_dict(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], folder: Path | None = None, renewed: Iterable[Actor[Any]] = ()
+    ) -> None:
         """Restore a saved state. Only for a flow that has not begun."""
         self._require_between_items("loaded")
         if self._started:
@@ -184,7 +186,7 @@ class Flow:
                 "a state can only be loaded into a fresh flow; build the plan again and load it there"
             )
         try:
-            snapshot.load(self.engine, self.nodes, state, folder)
+            snapshot.load(self.engine, self.nodes, state, folder, renewed)
         except BaseException as error:
             self.close()
             if isinstance(error, (KeyError, TypeError, AttributeError, ValueError)):

@@ -50,9 +50,15 @@ def save(engine: Engine | None, nodes: Sequence[Node], folder: Path | None) -> d
     return copy.deepcopy(state)
 
 
-def load(engine: Engine | None, nodes: Sequence[Node], state: Mapping[str, Any], folder: Path | None) -> None:
-    """Restore a saved state in a flow that has not begun."""
-    state = copy.deepcopy(state)
+def load(
+    engine: Engine | None,
+    nodes: Sequence[Node],
+    state: Mapping[str, Any],
+    folder: Path | None,
+    renewed: Iterable[Actor[Any]] = (),
+) -> None:
+    """Restore a saved state in a flow that has not begun; sources on `renewed` actors begin anew."""
+    state, new = copy.deepcopy(state), {actor.name for actor in renewed}
     if state["format"] != _FORMAT:
         raise StateError(f"this state has format {state['format']!r}, not {_FORMAT}")
     actors = {} if engine is None else engine.actors
@@ -67,6 +73,8 @@ def load(engine: Engine | None, nodes: Sequence[Node], state: Mapping[str, Any],
         own = state["nodes"][node.name]
         if own["stopped"]:
             node.stop()
+        if node.shard_key and new.issuperset(actor.name for actor in node.actors()):
+            continue
         node.load_state_dict(own)
         if node.shard_key and not node.stopped:
             futures += _load_shards(node, state["shards"][node.name])
@@ -152,6 +160,8 @@ def _located(state: Any, folder: Path | None, read_here: bool) -> Any:
     if folder is None:
         raise StateError(f"this state belongs with the file {state[_FILE]}: say in which folder that is")
     path = folder / state[_FILE]
+    if path.parent != folder:
+        raise StateError(f"this state names {state[_FILE]}, which is not a file of its folder")
     if not read_here:
         return {_FILE: str(path.absolute())}
     from rollstream.background_save import read_state  # flows alone do without safetensors

@@ -304,9 +304,15 @@ class Iter(_Stream, Generic[T_co]):
         """Wait until actors have written the files of the last `state_dict`; what went wrong there."""
         return snapshot.wait_saved(self._begin().engine)
 
-    def load_state_dict(self, state: dict[str, Any], folder: Path | None = None) -> None:
-        """Restore a saved state in a freshly built flow; `folder` has the files that actors wrote."""
-        self._begin().load_state_dict(state, folder)
+    def load_state_dict(
+        self, state: dict[str, Any], folder: Path | None = None, renewed: Iterable[Actor[Any]] = ()
+    ) -> None:
+        """Restore a saved state in a freshly built flow; `folder` has the files that actors wrote.
+
+        Sources on `renewed` actors, of which there may be another number now, begin anew: items that were
+        ready to be gathered from them are dropped.
+        """
+        self._begin().load_state_dict(state, folder, renewed)
 
     def _begin(self) -> Flow:
         if self._flow is None:

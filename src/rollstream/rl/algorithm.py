@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import gymnasium
 
@@ -36,10 +36,10 @@ class Task:
         """How many of the environments each worker has."""
         workers = max(1, self.workers)
         if num_envs % workers:
-            enough, plural = math.ceil(num_envs / workers) * workers, "s" * (num_envs > 1)
+            plural, fitting = "s" * (num_envs > 1), [n for n in range(1, num_envs + 1) if num_envs % n == 0]
             raise RollstreamError(
-                f"{num_envs} environment{plural} cannot be divided evenly among {workers} workers; set "
-                f"num_envs to a multiple of {workers}, such as {enough}"
+                f"{num_envs} environment{plural} cannot be divided evenly among {workers} workers; numbers "
+                f"of workers that fit: {', '.join(map(str, fitting))}"
             )
         return num_envs // workers
 
@@ -66,6 +66,16 @@ class AlgorithmConfig(Protocol):
         """Environment steps that reach the learner together; a training takes a multiple of it."""
         return self.num_envs * self.rollout_length
 
+    def with_num_envs(self, num_envs: int) -> Any:
+        """These settings with another number of environments, and what has to change with it."""
+        return replace(cast(Any, self), num_envs=num_envs)
+
+    def for_workers(self, workers: int) -> Any:
+        """These settings with the number of environments rounded up to a multiple of the workers."""
+        workers = max(1, workers)
+        rounded = math.ceil(self.num_envs / workers) * workers
+        return self if rounded == self.num_envs else self.with_num_envs(rounded)
+
     def steps_before_learning(self, workers: int) -> int:  # noqa: ARG002
         """Environment steps before the first update."""
         return 0
@@ -85,9 +95,19 @@ class Algorithm(Generic[C]):
     learner: Callable[[C, Task, Any], Learner]
     """Returns the learner, given also the policy."""
     plan: Callable[[WorkerSet, C], Iter[Report]]
-    """Returns the dataflow that trains. Building it starts nothing."""
+    """Returns the dataflow that trains. Building it starts nothing; see `build`."""
     replay: Callable[[WorkerSet, C], ReplayShards] | None = None
     """Spawns the replay shards, for plans with replay on actors: `workers.replay`."""
+
+    def build(self, workers: WorkerSet, config: C) -> Iter[Report]:
+        """Build the plan; raise if it is not a stream."""
+        plan: Any = self.plan(workers, config)
+        if not isinstance(plan, Iter):
+            raise RollstreamError(
+                f"the plan of {self.name} returns {type(plan).__name__}; end it with "
+                f"return ReportMetrics(stream, workers)"
+            )
+        return plan
 
     def workers(self, engine: Engine, config: C, task: Task, **spawn_options: Any) -> WorkerSet:
         """Create the learner, and spawn the workers and replay shards."""

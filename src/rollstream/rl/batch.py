@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,8 +18,22 @@ class BatchError(RollstreamError):
     """Columns or batches whose names or shapes do not match."""
 
 
+class MissingColumn(KeyError):
+    """A batch has no column of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Columns(dict[str, Any]):
+    """A dict of columns, and a JAX pytree; the error for a missing one names those there are."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingColumn(f"there is no column {name!r}; there are {', '.join(map(str, self))}")
+
+
 @serializable
-class Batch(dict[str, Any]):
+class Batch(Columns):
     """A dict of columns, and a JAX pytree. A column may be a dict or tuple of arrays, as observations can be.
 
     Every row of a batch that a worker sends is a step that was taken: a plain mean over rows is right for
@@ -66,9 +81,9 @@ class Batch(dict[str, Any]):
         """Apply a function to every array."""
         return Batch(jax.tree.map(function, dict(self)))
 
-    def flattened(self) -> dict[str, Any]:
+    def flattened(self) -> Columns:
         """Columns `[T * B, ...]`; views where possible."""
-        return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), dict(self))
+        return Columns(jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), dict(self)))
 
     def select(self, names: Sequence[str]) -> Batch:
         """A batch of some of the columns."""
@@ -98,13 +113,14 @@ class Batch(dict[str, Any]):
         return Batch(jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(dict(b) for b in batches)))
 
 
-def _children(batch: Batch) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-    names = tuple(sorted(batch))
-    return [(DictKey(name), batch[name]) for name in names], names
+def _children(columns: Columns) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    names = tuple(sorted(columns))
+    return [(DictKey(name), columns[name]) for name in names], names
 
 
-def _rebuild(names: tuple[str, ...], children: Iterable[Any]) -> Batch:
-    return Batch(zip(names, children, strict=True))
+def _rebuild(kind: type[Columns], names: tuple[str, ...], children: Iterable[Any]) -> Columns:
+    return kind(zip(names, children, strict=True))
 
 
-jax.tree_util.register_pytree_with_keys(Batch, _children, _rebuild)
+for _kind in (Columns, Batch):
+    jax.tree_util.register_pytree_with_keys(_kind, _children, partial(_rebuild, _kind))

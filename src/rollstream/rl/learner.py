@@ -15,7 +15,7 @@ import optax
 from rollstream.engine import RollstreamError
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import update_statistics
-from rollstream.rl.params import Weights, trainable
+from rollstream.rl.params import Weights, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
 from rollstream.rl.updates import Metrics, optimizer_step
 
@@ -98,7 +98,8 @@ class Learner:
         if self._random_inputs is not None:
             random_inputs = self._random_inputs(np.random.default_rng([self._seed, self.version, 0, 4]))
         arrays = {name: np.float32(value) for name, value in schedules.items()}
-        weights, state, metrics = self._update(self.weights, self.state, batch, random_inputs, arrays)
+        result = self._update(self.weights, self.state, batch, random_inputs, arrays)
+        weights, state, metrics = _require_update(result)
         host: dict[str, Any] = {name: np.asarray(value) for name, value in metrics.items()}
         scalars = {name: float(value) for name, value in host.items() if value.ndim == 0}
         self._require_finite(scalars)
@@ -157,20 +158,30 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same network."""
-        expected = {name: np.shape(value) for name, value in self.weights.items()}
-        found = {name: np.shape(value) for name, value in state["weights"].items()}
-        if expected != found:
-            bad = sorted(
-                name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-            )
-            raise RollstreamError(
-                f"these weights are of another network: {bad[0]} is {found.get(bad[0], 'missing')}, "
-                f"not {expected.get(bad[0], 'expected at all')}"
-            )
+        require_same_shapes(state["weights"], self.weights)
+        leaves, structure = jax.tree.flatten(self.state)
+        require_same_shapes(
+            {f"state {index}": leaf for index, leaf in enumerate(state["state"])},
+            {f"state {index}": leaf for index, leaf in enumerate(leaves)},
+        )
         self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
-        structure = jax.tree.structure(self.state)
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
+
+
+def _require_update(result: Any) -> tuple[Weights, Any, Metrics]:
+    """What an update returned; raise if that is not weights, state and metrics."""
+    found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise RollstreamError(f"update must return weights, state and metrics, and returned {found}")
+    weights, _, metrics = result
+    for name, value in (("weights", weights), ("metrics", metrics)):
+        if not isinstance(value, Mapping):
+            raise RollstreamError(
+                f"update must return weights, state and metrics, and its {name} are a "
+                f"{type(value).__name__} instead of a dict"
+            )
+    return result
 
 
 _MAY_BE_NAN = frozenset({"explained_variance"})

@@ -8,7 +8,7 @@ from typing import Any
 from rollstream import flow
 from rollstream.flow import Context, ParIter
 from rollstream.replay.buffer import ReplayBatch
-from rollstream.rl.batch import Batch
+from rollstream.rl.batch import Batch, Columns
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.params import Weights
 from rollstream.rl.reporting import Report, ReportMetrics, is_heartbeat
@@ -121,7 +121,7 @@ class TrainOneStep(_Training):
         """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
         learner, report = self.workers.learner, self._staleness(context)
         if isinstance(batch, ReplayBatch):
-            metrics = learner.train(batch.columns, max(0, batch.env_steps - learner.steps))
+            metrics = learner.train(Columns(batch.columns), max(0, batch.env_steps - learner.steps))
             if "priority" in metrics:
                 report["priority"] = (batch.keys, metrics.pop("priority"))
         else:

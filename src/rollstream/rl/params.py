@@ -11,6 +11,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from rollstream.engine import RollstreamError
+
 Weights: TypeAlias = dict[str, Any]
 """Arrays by name. Workers receive and checkpoints save all of them: parameters, running statistics,
 epsilon."""
@@ -23,6 +25,17 @@ _SEED_STREAM = (0, 0, 3)
 def trainable(weights: Weights) -> Weights:
     """The parameters among weights: what gradients change."""
     return {name: value for name, value in weights.items() if name.startswith(TRAINABLE_PREFIX)}
+
+
+def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise unless arrays have the names and shapes of those of a network."""
+    shapes, own = ({name: np.shape(value) for name, value in each.items()} for each in (found, expected))
+    bad = sorted(name for name in own.keys() | shapes.keys() if own.get(name) != shapes.get(name))
+    if bad:
+        raise RollstreamError(
+            f"these weights are of another network: {bad[0]} is {shapes.get(bad[0], 'missing')}, "
+            f"not {own.get(bad[0], 'expected at all')}"
+        )
 
 
 class ModuleParams:

@@ -213,6 +213,11 @@ class RolloutWorker:
         self._episodes.load_state_dict(state["episodes"])
         self._after_reset = state["after_reset"]
 
+    def start_anew(self, step: int) -> None:
+        """Start new episodes, unlike those at the start of the training, after so many steps."""
+        self._generator = np.random.default_rng([*self._identity, step, 9])
+        self._reset(step, 9)
+
     def close(self) -> None:
         """Close the environments."""
         self.vector.close()

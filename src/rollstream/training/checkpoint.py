@@ -14,21 +14,25 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from rollstream.atomic_files import PARTIAL, named_errors, sync_directory, write_and_sync
 from rollstream.background_save import read_arrays, read_checksum, write_arrays
 from rollstream.engine import RollstreamError
 from rollstream.state_codec import decode_state, encode_state
 
-_FORMAT = 2
+_FORMAT = 3
 _NAME = re.compile(r"step_(\d+)(\.old)?")
 _OLD = ".old"
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, SafetensorError)
+"""Errors that a file of another structure causes."""
 _FILES = ("state.json", "arrays.safetensors", "weights.safetensors")
 
 
@@ -43,6 +47,8 @@ class Checkpoint:
     path: Path
     step: int
     state: Any
+    run: Mapping[str, Any]
+    """The identity of the run that saved it (see `rollstream.training.identity`)."""
 
 
 class CheckpointWriter:
@@ -54,12 +60,14 @@ class CheckpointWriter:
     Args:
         folder: of the checkpoints; leftovers of interrupted writers are removed.
         step: environment steps so far.
+        run: identity of the run, kept in the manifest.
     """
 
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int, run: Mapping[str, Any] | None = None):
         for leftover in folder.glob(f"*{PARTIAL}"):
             _remove(leftover)
         self.step = step
+        self._run = dict(run or {})
         self._folder = folder
         self._path = folder / f"step_{step:09d}"
         self.partial = self._path.with_name(self._path.name + PARTIAL)
@@ -84,6 +92,7 @@ class CheckpointWriter:
         self._manifest = {
             "format": _FORMAT,
             "step": self.step,
+            "run": self._run,
             "files": files,
             "dtypes": {name: array for name, array in weight_structure.items() if "dtype" in array},
         }
@@ -125,36 +134,54 @@ class CheckpointWriter:
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: Any, *, weights: Mapping[str, Any] | None = None, keep: int | None = 3
+    folder: Path,
+    step: int,
+    state: Any,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    keep: int | None = 3,
+    run: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint; keep only the newest `keep`, or all for `None`."""
-    with CheckpointWriter(folder, step) as writer:
+    with CheckpointWriter(folder, step, run) as writer:
         writer.write(state, weights or {})
         return writer.commit(keep)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify the checksum of every file."""
-    for name in {*_FILES, *_read_manifest(path)["files"]}:
+    manifest = _read_manifest(path)
+    for name in {*_FILES, *manifest["files"]}:
         _verify(path, name)
-    arrays, _ = read_arrays(path / "arrays.safetensors")
-    state = decode_state(json.loads((path / "state.json").read_bytes()), arrays)
-    return Checkpoint(path, _read_manifest(path)["step"], state)
+    with _described_damage(path):
+        arrays, _ = read_arrays(path / "arrays.safetensors")
+        state = decode_state(json.loads((path / "state.json").read_bytes()), arrays)
+    return Checkpoint(path, manifest["step"], state, manifest["run"])
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read only the policy's weights from a checkpoint."""
     _verify(path, "weights.safetensors")
-    weights, _ = read_arrays(path / "weights.safetensors")
-    return weights | decode_state(_read_manifest(path).get("dtypes", {}), weights)
+    with _described_damage(path):
+        weights, _ = read_arrays(path / "weights.safetensors")
+        return weights | decode_state(_read_manifest(path).get("dtypes", {}), weights)
 
 
-def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Load the newest undamaged checkpoint; warn of damaged newer ones. `None` if there is no checkpoint."""
+def latest_checkpoint(
+    folder: Path, other_run: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+) -> Checkpoint | None:
+    """Load the newest undamaged checkpoint; warn of damaged newer ones. `None` if there is no checkpoint.
+
+    Args:
+        folder: of the checkpoints.
+        other_run: given the identity that a checkpoint carries, returns why it is not of the run, or `None`.
+    """
     damaged: list[CheckpointError] = []
     for _, path in _list(folder):
         try:
             checkpoint = load_checkpoint(path)
+            if (reason := other_run(checkpoint.run)) is not None:
+                raise CheckpointError(f"checkpoint {path} {reason}")
         except CheckpointError as error:
             damaged.append(error)
             continue
@@ -162,8 +189,13 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
             warnings.warn(f"{error}; using {path.name} instead", stacklevel=2)
         return checkpoint
     if damaged:
-        raise CheckpointError(f"{damaged[0]}, and {folder} has no other intact checkpoint: start a new run")
+        raise CheckpointError(f"{damaged[0]}, and {folder} has no other checkpoint that can be used")
     return None
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint, whole or not; `None` if there is none."""
+    return max((step for step, _ in _list(folder)), default=None)
 
 
 def oldest_step(folder: Path) -> int:
@@ -202,29 +234,62 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
     return sorted(steps, key=lambda found: (-found[0], found[1].name))
 
 
+@contextmanager
+def _described_damage(path: Path) -> Iterator[None]:
+    """Turn errors that files of another structure cause, checksums or not, into a sentence."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (*_DAMAGE, RollstreamError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"checkpoint {path} is damaged: {reason}") from None
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
+    if not (path / "manifest.json").is_file():
+        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json is missing")
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        files, version, _ = manifest["files"], manifest["format"], manifest["step"]
-        if not all("sha256" in file for file in files.values()):
-            raise KeyError("sha256")
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json cannot be read") from None
+        version = manifest["format"]
+        is_valid = version != _FORMAT or _is_manifest(manifest)
+    except (OSError, *_DAMAGE):
+        version, is_valid, manifest = _FORMAT, False, {}
+    if not is_valid:
+        raise CheckpointError(f"checkpoint {path} is damaged: manifest.json cannot be read")
     if version != _FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {version}, not {_FORMAT}")
+        reason = f"has format {version!r}, not {_FORMAT}, and so is of another version of Rollstream"
+        raise CheckpointError(f"checkpoint {path} {reason}")
+    if manifest["step"] != _step(path):
+        raise CheckpointError(f"checkpoint {path} is damaged: its manifest is of step {manifest['step']}")
     return manifest
+
+
+def _is_manifest(manifest: Mapping[str, Any]) -> bool:
+    files = manifest["files"]
+    return (
+        all("/" not in name and type(file["bytes"]) is int and file["sha256"] for name, file in files.items())
+        and isinstance(manifest["run"], dict)
+        and isinstance(manifest["dtypes"], dict)
+        and type(manifest["step"]) is int
+    )
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _verify(path: Path, name: str) -> None:
     """Compare size and checksum with the manifest; files may be larger than memory."""
+    if not (path / name).exists():
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing")
     try:
+        if not (path / name).is_file():
+            raise OSError("not a plain file")
         with (path / name).open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
             length = file.tell()
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing") from None
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} cannot be read") from None
     expected = _read_manifest(path)["files"].get(name, {})

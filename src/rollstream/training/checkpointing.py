@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from rollstream.training.checkpoint import (
     remove_before,
     save_checkpoint,
 )
+from rollstream.training.identity import Identity
 from rollstream.training.metrics import STEPS, MetricsLogger, Stopwatch
-from rollstream.training.run_folder import RunConfig
+from rollstream.training.run_folder import RunConfig, RunError
 
 _MAX_EVERY = 50_000
 """Default number of steps between checkpoints, at most."""
@@ -36,6 +37,7 @@ class Checkpointing:
         plan: its state is saved.
         weights: returns the policy's current weights.
         notify: shows the user a message.
+        run: the identity of the run, which checkpoints carry.
         start_step: checkpoints after it, left by an interrupted part of the run, are removed.
     """
 
@@ -46,9 +48,11 @@ class Checkpointing:
         plan: Iter[Report],
         weights: Callable[[], Weights],
         notify: Callable[[str], None],
+        run: Identity,
         start_step: int,
     ):
-        self._checkpoints, self._best = folder / "checkpoints", folder / "best"
+        self._folder, self._checkpoints, self._best = folder, folder / "checkpoints", folder / "best"
+        self._run = run
         self._plan = plan
         self._weights = weights
         self._every = run_config.checkpoints.every or max(1, min(run_config.task.steps // 10, _MAX_EVERY))
@@ -82,7 +86,10 @@ class Checkpointing:
         """
         if "eval/mean_reward" in report and report["eval/mean_reward"] >= report["eval/best_mean_reward"]:
             state = {"evaluation": report["eval/mean_reward"]}
-            save_checkpoint(self._best, int(report[STEPS]), state, weights=self._weights(), keep=None)
+            self._require_folder()
+            save_checkpoint(
+                self._best, int(report[STEPS]), state, weights=self._weights(), keep=None, run=self._run
+            )
 
     def save_last(self, report: Report, watch: Stopwatch, logger: MetricsLogger) -> None:
         """Save and commit; retry once, as an actor that died while writing has been restarted by then."""
@@ -94,15 +101,21 @@ class Checkpointing:
 
     def _save(self, report: Report, watch: Stopwatch, logger: MetricsLogger) -> None:
         """Write a checkpoint; commit it at once unless actors are still writing."""
+        self._require_folder()
         self.commit()
         logger.sync()
         progress = {"elapsed": watch.elapsed, "evaluation": report.get("eval/mean_reward")}
-        with CheckpointWriter(self._checkpoints, int(report[STEPS])) as writer:
+        with CheckpointWriter(self._checkpoints, int(report[STEPS]), self._run) as writer:
             state = self._plan.state_dict(folder=writer.partial)
             self._warn_of_unsaved_environments(state["actors"])
             writer.write({"plan": state} | progress, self._weights(), actor_files(state))
         self.pending = writer
         self.commit_if_complete()
+
+    def _require_folder(self) -> None:
+        """Raise if the run folder is gone: a new one would hold checkpoints of a run without a config."""
+        if not (self._folder / "config.json").is_file():
+            raise RunError(f"{self._folder} was deleted or moved during training: nothing can be saved in it")
 
     def commit(self) -> str | None:
         """Wait for the pending checkpoint and commit it; return what went wrong, if anything."""
@@ -129,3 +142,21 @@ class Checkpointing:
                 f"the state of these environments cannot be saved ({reasons[0]}): a resumed run starts with "
                 f"new episodes"
             )
+
+
+def is_worker(actor: str) -> bool:
+    """Whether an actor of that name is a rollout worker."""
+    return actor.partition("[")[0] == "worker"
+
+
+def without_workers(state: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    """The state of a plan without that of its rollout workers, of which there are `ratio` times as many now.
+
+    Rate limiters count rollouts, which are that much shorter.
+    """
+    actors = {name: own for name, own in state["actors"].items() if not is_worker(name)}
+    nodes = {
+        name: own | {"inserts": round(own["inserts"] * ratio), "pending": 0} if "pending" in own else own
+        for name, own in state["nodes"].items()
+    }
+    return {**state, "actors": actors, "nodes": nodes}

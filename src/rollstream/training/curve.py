@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 Points: TypeAlias = list[tuple[float, float]]
 
+_MAX_POINTS = 10_000
+"""Points of a line; at twice as many, every other one is dropped."""
 BLUE, PINK, INK, GREY, PALE = "#3f6fb5", "#e0287d", "#1f2937", "#667085", "#e4e7ec"
 
 
@@ -19,7 +21,7 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> Path | None:
+def draw_curve(metrics: Iterable[Mapping[str, Any]], path: Path, title: str = "") -> Path | None:
     """Plot episode returns and evaluations over environment steps.
 
     Args:
@@ -30,8 +32,11 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, title: str = ""
     Returns:
         The path, or `None` if no episode has ended, and so there is nothing to plot.
     """
-    training = _points(metrics, "rollout/ep_rew_mean")
-    evaluation = _points(metrics, "eval/mean_reward")
+    training: Points = []
+    evaluation: Points = []
+    for row in metrics:
+        _add(training, row, "rollout/ep_rew_mean")
+        _add(evaluation, row, "eval/mean_reward")
     if not training and not evaluation:
         return None
     partial = path.with_name(f".{path.name}")
@@ -40,12 +45,11 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, title: str = ""
     return path
 
 
-def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> Points:
-    return [
-        (row["time/total_timesteps"], row[name])
-        for row in metrics
-        if name in row and "time/total_timesteps" in row and math.isfinite(row[name])
-    ]
+def _add(points: Points, row: Mapping[str, Any], name: str) -> None:
+    if name in row and "time/total_timesteps" in row and math.isfinite(row[name]):
+        if len(points) >= 2 * _MAX_POINTS:
+            del points[::2]
+        points.append((row["time/total_timesteps"], row[name]))
 
 
 def _plot(training: Points, evaluation: Points, title: str, path: Path, format: str) -> None:  # noqa: A002

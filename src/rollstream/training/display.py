@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from rollstream.training.progress_tracker import (
     duration,
     format_metrics,
     headline,
+    significant,
     sparkline,
 )
 
@@ -111,17 +113,17 @@ class LineDisplay:
 def _line(tracker: ProgressTracker, now: float) -> str:
     parts = [f"{tracker.steps:>11,} steps {tracker.fraction:4.0%}"]
     if "rollout/ep_rew_mean" in tracker.report:
-        parts.append(f"return {tracker.report['rollout/ep_rew_mean']:,.1f}")
-        parts.append(f"length {tracker.report['rollout/ep_len_mean']:,.1f}")
+        parts.append(f"return {significant(tracker.report['rollout/ep_rew_mean'])}")
+        parts.append(f"length {significant(tracker.report['rollout/ep_len_mean'])}")
     if "eval/mean_reward" in tracker.report:
-        parts.append(f"evaluation {tracker.report['eval/mean_reward']:,.1f}")
+        parts.append(f"evaluation {significant(tracker.report['eval/mean_reward'])}")
     for name in ("loss", "actor_loss", "critic_loss"):
         if f"train/{name}" in tracker.report:
             parts.append(f"{name.replace('_', ' ')} {tracker.report[f'train/{name}']:.3g}")
     if tracker.steps_per_second is not None:
         parts.append(f"{tracker.steps_per_second:,.0f} steps/s")
-        if tracker.fraction < 1:
-            parts.append(f"{duration(tracker.seconds_left(now))} left")
+    if tracker.fraction < 1 and (left := tracker.seconds_left(now)) is not None:
+        parts.append(f"{duration(left)} left")
     return "  ".join(parts)
 
 
@@ -134,7 +136,7 @@ def _summary(tracker: ProgressTracker, seconds: float) -> str:
     if statistics is not None and (bottleneck := statistics.bottleneck) is not None:
         share = statistics.share(statistics[bottleneck])
         text += f"; the bottleneck was {bottleneck}, busy {share:.0%} of the time"
-    return text if tracker.info.path is None else f"{text}\nSaved in {tracker.info.path}"
+    return text if tracker.info.path is None else f"{text}\nSaved in {shlex.quote(str(tracker.info.path))}"
 
 
 # On a terminal -----------------------------------------------------------------------------------
@@ -193,7 +195,8 @@ class LiveDisplay:
             events = [Text(str(event), style="yellow") for event in tracker.statistics.events[-3:]]
             room = height - len(lines) - len(events) - 3  # the table's header and blank lines
             lines += [Text(), *_nodes(tracker.statistics, width, room), *events] if room > 0 else events
-        lines = lines[: height - 1]
+        if len(lines) > height - 1:
+            lines = [*lines[: height - 2], Text("… more in a taller window", style="dim")]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Text("\n", no_wrap=True).join(lines)
@@ -220,14 +223,14 @@ def _metrics(tracker: ProgressTracker) -> list[Text]:
     lines = [_labelled("steps", f"{tracker.steps:,} of {tracker.info.steps:,}", (rate, "dim"))]
     report = tracker.report
     if "rollout/ep_rew_mean" in report:
-        value = (f"{report['rollout/ep_rew_mean']:,.1f}", "bold")
+        value = (significant(report["rollout/ep_rew_mean"]), "bold")
         lines.append(_labelled("return", value, (sparkline(tracker.returns, _SPARKLINE), _ACCENT)))
         episodes = (f"{report.get('rollout/episodes', 0):,.0f} episodes", "dim")
-        lines.append(_labelled("length", f"{report['rollout/ep_len_mean']:,.1f}", episodes))
+        lines.append(_labelled("length", significant(report["rollout/ep_len_mean"]), episodes))
     else:
         lines.append(_labelled("return", ("no episode has ended yet" if report else "compiling", "dim")))
     if tracker.evaluation is not None:
-        lines.append(_labelled("evaluation", (f"{tracker.evaluation:,.1f}", "bold green")))
+        lines.append(_labelled("evaluation", (significant(tracker.evaluation), "bold green")))
     if losses := tracker.losses():
         lines.append(_labelled("losses", format_metrics(losses)))
     if update := tracker.update():
@@ -244,7 +247,8 @@ def _labelled(label: str, *parts: str | tuple[str, str]) -> Text:
 
 def _nodes(statistics: Statistics, width: int, room: int) -> list[Text]:
     """A table of where the time goes: one row per node, in the order of the flow."""
-    nodes, wide = _busiest(statistics.nodes, min(room, _MAX_NODES)), width >= _WIDE
+    wide, is_cut = width >= _WIDE, len(statistics.nodes) > min(room, _MAX_NODES)
+    nodes = _busiest(statistics.nodes, min(room - (is_cut and room > 1), _MAX_NODES))
     bar = 16 if wide else 8
     name = max(len(node.name) for node in nodes)
     place = max(len(node.place) for node in nodes)
@@ -264,6 +268,8 @@ def _nodes(statistics: Statistics, width: int, room: int) -> list[Text]:
                 ("bottleneck" if is_bottleneck else "", _ACCENT),
             )
         )
+    if room > 1 and (hidden := len(statistics.nodes) - len(nodes)):
+        lines.append(Text(f"… and {hidden} less busy", style="dim"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: complete episodes with deterministic actions, in separate environments."""
+"""Evaluation: complete episodes in separate environments, with deterministic actions by default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rollstream.rl.policy import Policy, Weights
 from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.inference import deterministic_step, to_actor_device
+from rollstream.training.inference import deterministic_step, stochastic_step, to_actor_device
+from rollstream.training.progress_tracker import significant
 
 _MAX_ENVIRONMENTS = 16
 _MAX_EPISODE_STEPS = 100_000
@@ -43,8 +44,8 @@ class Evaluation:
     def __str__(self) -> str:
         episodes = "episode" if self.episodes == 1 else "episodes"
         return (
-            f"mean return {self.mean_return:,.1f} ± {self.std_return:,.1f} over {self.episodes} {episodes}, "
-            f"mean length {self.mean_length:,.1f} steps"
+            f"mean return {significant(self.mean_return)} ± {significant(self.std_return)} over "
+            f"{self.episodes} {episodes}, mean length {significant(self.mean_length)} steps"
         )
 
 
@@ -54,7 +55,8 @@ class Evaluator:
     Args:
         env_spec: makes the environments.
         policy: selects the actions.
-        seed: of the episodes.
+        seed: of the episodes, and of stochastic actions.
+        deterministic: take the modes of action distributions instead of samples.
         max_episode_steps: an episode that has not ended by then counts as it is, and its environment starts
             no other.
         notify: told, once, that an episode was cut off.
@@ -67,6 +69,7 @@ class Evaluator:
         policy: Policy,
         seed: int = 0,
         *,
+        deterministic: bool = True,
         max_episode_steps: int = _MAX_EPISODE_STEPS,
         notify: Callable[[str], None] = warnings.warn,
         should_stop: Callable[[], bool] = lambda: False,
@@ -78,7 +81,8 @@ class Evaluator:
         self._notify = notify
         self._should_stop = should_stop
         self._notified = False
-        self._step = deterministic_step(policy)
+        self._deterministic = deterministic
+        self._step = deterministic_step(policy) if deterministic else stochastic_step(policy)
         self._vector: Vector | None = None
 
     def __call__(self, weights: Weights, episodes: int, index: int = 0) -> Evaluation:
@@ -88,6 +92,7 @@ class Evaluator:
         seeds = np.random.SeedSequence([self._seed, index, 2]).generate_state(vector.count)
         observation = vector.reset([int(seed) >> 1 for seed in seeds])
         state = self._policy.initial_state(vector.count)
+        generator = np.random.default_rng([self._seed, index, 7])
         # Each environment runs a fixed share: taking the episodes that end first would favour short ones.
         left = np.full(vector.count, episodes // vector.count)
         left[: episodes % vector.count] += 1
@@ -98,7 +103,8 @@ class Evaluator:
             steps += 1
             if steps > _UNINTERRUPTED_STEPS and self._should_stop():
                 raise EvaluationStopped("the evaluation was stopped before all of its episodes had ended")
-            action, state = self._step(weights, observation, state)
+            noise = () if self._deterministic else (self._policy.noise(generator, vector.count),)
+            action, state = self._step(weights, observation, state, *noise)
             step = vector.step(np.asarray(action))
             observation = step.observation
             mask = np.ones(vector.count, bool) if step.mask is None else step.mask

@@ -30,7 +30,12 @@ from rollstream.rl.vector import actions_for
 from rollstream.rl.worker import cpu_device
 
 
-def deterministic_step(policy: Policy) -> Callable[[Weights, Observation, State], tuple[Any, State]]:
+def stochastic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
+    """The policy's step with noise, jitted if the policy supports it."""
+    return jit(policy.step) if policy.jit else policy.step
+
+
+def deterministic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
     """The policy's step without exploration noise, jitted if the policy supports it."""
 
     def step(weights: Weights, observation: Observation, state: State) -> tuple[Any, State]:
@@ -81,7 +86,7 @@ class TrainedPolicy:
         self._convert = actions_for(action_space, whole=True)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
         self._device_weights = to_actor_device(policy, weights)
-        self._stochastic_step = jit(policy.step) if policy.jit else policy.step
+        self._stochastic_step = stochastic_step(policy)
         self._deterministic_step = deterministic_step(policy)
         self._has_memory = frame_stack > 1 or bool(jax.tree.leaves(policy.initial_state(1)))
         self.reset()

@@ -1,8 +1,10 @@
-"""Ctrl-C and SIGTERM during training: finish the iteration, save a checkpoint, then exit."""
+"""Ctrl-C, SIGTERM and SIGHUP during training: finish the iteration, save a checkpoint, then exit."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -15,33 +17,40 @@ from rollstream.engine.errors import SignalExit
 _MESSAGES: dict[int, str] = {
     signal.SIGINT: "stopping; press Ctrl-C again to stop at once",
     signal.SIGTERM: "SIGTERM: stopping",
+    signal.SIGHUP: "SIGHUP: stopping",
 }
+_TWICE_SECONDS = 1.0
+"""A second Ctrl-C within this time is the same one: `timeout -s INT` signals the process and its group."""
 _HEARTBEAT_SECONDS = 0.25
 
 
 class Interrupts:
-    """While entered, the first signal is only recorded; a second Ctrl-C takes effect at once.
+    """While entered, the first signal is only recorded; another Ctrl-C, a second later, takes effect at once.
 
-    A second SIGTERM does not: tools that signal a whole process group, such as `timeout`, may send two. A
+    A second SIGTERM does not: tools that signal a whole process group, such as `timeout`, may send two. After
+    SIGHUP the terminal may be gone: what is written to it from then on is dropped. A
     flow that is stopped in the middle of an item has no state to save, so the training loop checks `received`
-    between two items. A process that was started with SIGINT ignored (`nohup`, `command &` in a script) keeps
-    ignoring it. Outside the main thread Python delivers no signals, and this class does nothing.
+    between two items. A process that was started with a signal ignored (`nohup`, `command &` in a script)
+    keeps ignoring it. Outside the main thread Python delivers no signals, and this class does nothing.
 
     Args:
         notify: shows the user at once that a signal has arrived.
+        clock: seconds.
     """
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
+    def __init__(self, notify: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._notify = notify
+        self._clock = clock
+        self._received_at = 0.0
         self.received: int | None = None
         self._forced = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            for number in (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._record)
+            for number in _MESSAGES:
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -71,19 +80,31 @@ class Interrupts:
         signal.pthread_kill(main, self.received)
 
     def _record(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self._forced:
             self.exit()
         if self.received is None:
-            self.received = number
+            self.received, self._received_at = number, self._clock()
             with suppress(RuntimeError):  # the signal interrupted a write to the same stream
                 self._notify(_MESSAGES[number])
-        elif number == signal.SIGINT:
+        elif number == signal.SIGINT and self._clock() - self._received_at >= _TWICE_SECONDS:
             self.exit()
 
     def _restore(self) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         self._previous = {}
+
+
+def _leave_terminal() -> None:
+    """Let standard output and error go nowhere, if their terminal is gone: writing to it would fail."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 class HeartbeatTimer:

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollstream.algos import supporting
-from rollstream.engine import ActorEvent, Engine, RollstreamError
+from rollstream.engine import Actor, ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
-from rollstream.training.checkpointing import Checkpointing
+from rollstream.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint, load_weights
+from rollstream.training.checkpointing import Checkpointing, is_worker, without_workers
+from rollstream.training.config_file import read_content, write_run_config
 from rollstream.training.curve import can_draw, draw_curve
 from rollstream.training.evaluation import Evaluator, with_evaluation
+from rollstream.training.identity import identity, other_run, require_same_spaces
 from rollstream.training.interrupts import HeartbeatTimer, Interrupts
 from rollstream.training.metrics import (
     STEPS,
     MetricsLogger,
     MetricsRow,
     Stopwatch,
+    iterate_metrics,
     metrics_row,
     read_metrics,
 )
 from rollstream.training.progress import Display, RunInfo
+from rollstream.training.progress_tracker import significant
 from rollstream.training.run_folder import (
     RunConfig,
     lock_folder,
     require_new,
     require_writable,
-    write_run_config,
 )
+from rollstream.training.trust import remember
 from rollstream.training.watchdog import Watchdog
 
 
@@ -49,6 +54,8 @@ class TrainingLoop:
         display: shows the progress.
         on_report: called with every report; training stops if it returns `True`.
         deadline: seconds a worker may take for one message before it is restarted.
+        notes: shown at the start.
+        may_change: resume from a checkpoint that was trained with other settings.
     """
 
     def __init__(
@@ -59,8 +66,12 @@ class TrainingLoop:
         on_report: Callable[[Report], object] | None = None,
         *,
         deadline: float | None = None,
+        notes: Sequence[str] = (),
+        may_change: bool = False,
     ):
         self._deadline = deadline
+        self._notes = notes
+        self._may_change = may_change
         self._run_config = run_config
         self._on_report = on_report
         self._folder = folder
@@ -70,10 +81,17 @@ class TrainingLoop:
         """The workers, the plan, and the items that it had before this training."""
         self._deaths = 0
         self._checkpointing: Checkpointing | None = None
-        self.metrics: list[MetricsRow] = []
-        """One row per report."""
+        self._step = 0
+        self._best: float | None = None
+        self._logger: MetricsLogger | None = None
         self.weights: Weights = {}
         """The trained weights, after `run`."""
+
+    def metrics(self) -> list[MetricsRow]:
+        """One row per report, read from the folder if there is one."""
+        if self._folder is not None:
+            return read_metrics(self._folder, self._step)
+        return [] if self._logger is None else list(self._logger.rows)
 
     def run(self, resume: bool) -> None:
         """Train to the end, from the start or from the newest checkpoint."""
@@ -86,16 +104,16 @@ class TrainingLoop:
             require_writable(self._folder)
         if resume and self._folder is not None:
             scope.enter_context(lock_folder(self._folder))
-        start = (
-            latest_checkpoint(self._folder / "checkpoints") if resume and self._folder is not None else None
-        )
+        start = self._start() if resume else None
         start_step = 0 if start is None else start.step
-        run_config.task.spaces()  # raises if the environment cannot be made
+        spaces = run_config.task.spaces()  # raises if the environment cannot be made
+        if start is not None:
+            require_same_spaces(run_config.task.environment.name, spaces, start.run["spaces"])
         self._display.start(info := self._info(start_step))
         if start is not None and run_config.is_finished(start_step, start.state["evaluation"]):
             assert self._folder is not None
             self._display.note(f"the run in {self._folder} is already finished, after {start_step:,} steps")
-            self.metrics, self.weights = read_metrics(self._folder, start_step), load_weights(start.path)
+            self._step, self.weights = start_step, load_weights(start.path)
             return
         self._note_start(info, start is None and resume)
         engine = open_engine(run_config.engine, on_event=self._note_death)
@@ -104,18 +122,25 @@ class TrainingLoop:
         scope.enter_context(engine)
         workers, plan = self._build(engine, scope, interrupts)
         if start is not None:
-            plan.load_state_dict(start.state["plan"], folder=start.path)
+            self._load_state(plan, start, workers)
         self._started = workers, plan, _items(plan)
         if self._folder is not None and not resume:
             self._folder.mkdir(parents=True, exist_ok=True)
             scope.enter_context(lock_folder(self._folder))
             require_new(self._folder)  # another process may have been faster
         if self._folder is not None:  # everything has been validated
-            write_run_config(self._folder, run_config, engine.statistics().environment)
-            get_weights, note = workers.learner.get_weights, self._display.note
-            self._checkpointing = Checkpointing(self._folder, run_config, plan, get_weights, note, start_step)
+            content = write_run_config(self._folder, run_config, engine.statistics().environment)
+            remember(self._folder, content)
+            get_weights, note, own = (
+                workers.learner.get_weights,
+                self._display.note,
+                identity(content, spaces),
+            )
+            self._checkpointing = Checkpointing(
+                self._folder, run_config, plan, get_weights, note, own, start_step
+            )
         logger = scope.enter_context(closing(MetricsLogger(self._folder, start_step)))
-        self.metrics = logger.rows
+        self._logger = logger
         scope.enter_context(interrupts)
         workers.heartbeat.is_due = HeartbeatTimer(interrupts)
         self._train(plan, logger, start, interrupts)
@@ -123,6 +148,13 @@ class TrainingLoop:
         self.weights = workers.learner.get_weights()
 
     # Start ---------------------------------------------------------------------------------------
+
+    def _start(self) -> Checkpoint | None:
+        """The newest checkpoint of the run that is resumed."""
+        if self._folder is None:
+            return None
+        check = partial(other_run, content=read_content(self._folder), may_change=self._may_change)
+        return latest_checkpoint(self._folder / "checkpoints", check)
 
     def _info(self, start_step: int) -> RunInfo:
         task, config = self._run_config.task, self._run_config.config
@@ -139,11 +171,13 @@ class TrainingLoop:
         )
 
     def _note_start(self, info: RunInfo, restarts: bool) -> None:
+        for note in self._notes:
+            self._display.note(note)
         steps = self._run_config.task.steps
         if info.steps != steps:
             self._display.note(f"{steps:,} steps are rounded up to whole rollouts: {info.steps:,}")
         if restarts and self._folder is not None:
-            rows = len(read_metrics(self._folder))
+            rows = sum(1 for _ in iterate_metrics(self._folder))
             replaced = f", replacing {rows:,} rows of metrics" if rows else ""
             self._display.note(f"the run in {self._folder} has no checkpoint: it starts over{replaced}")
 
@@ -166,7 +200,7 @@ class TrainingLoop:
                 + (f"; algorithms that can: {others}" if others else "")
             ) from None
         self._require_updates()
-        plan, evaluation = algorithm.plan(workers, config), self._run_config.evaluation
+        plan, evaluation = algorithm.build(workers, config), self._run_config.evaluation
         if evaluation.every is not None:
             evaluator = Evaluator(
                 task.environment,
@@ -178,6 +212,22 @@ class TrainingLoop:
             scope.enter_context(evaluator)
             plan = with_evaluation(plan, workers, evaluator, evaluation.every, evaluation.episodes)
         return workers, plan
+
+    def _load_state(self, plan: Iter[Report], start: Checkpoint, workers: WorkerSet) -> None:
+        """Load a checkpoint; with another number of workers, all of them start new episodes."""
+        try:
+            state, renewed = start.state["plan"], list[Actor[Any]]()
+            saved = max(1, sum(map(is_worker, state["actors"])))
+            if saved != len(workers.actors):
+                state, renewed = without_workers(state, len(workers.actors) / saved), workers.actors
+                self._display.note(f"{len(renewed)} instead of {saved} workers start with new episodes")
+            plan.load_state_dict(state, start.path, renewed)
+            for actor in renewed:
+                actor.send("start_anew", start.step)
+        except RollstreamError:
+            raise
+        except Exception as error:  # whatever a state of another structure causes
+            raise CheckpointError(f"checkpoint {start.path} does not fit the plan: {error!r}") from error
 
     def _require_updates(self) -> None:
         """Raise if training would end before the first update."""
@@ -245,6 +295,8 @@ class TrainingLoop:
         self._events = statistics.events
         logger.add(metrics_row(report, statistics, new))
         self._display.report(report, statistics)
+        self._step = int(report[STEPS])
+        self._best = report.get("eval/best_mean_reward", self._best)
 
     def _note_death(self, event: ActorEvent) -> None:
         """Say so at once, in whichever thread notices; give up if workers die and nothing was delivered."""
@@ -267,7 +319,7 @@ class TrainingLoop:
             self._display.note("no learning curve: matplotlib is missing; pip install 'rollstream[plots]'")
             return
         title = f"{self._run_config.algorithm.name} on {self._run_config.task.environment.name}"
-        draw_curve([_scalars(row) for row in self.metrics], self._folder / "curve.png", title)
+        draw_curve(map(_scalars, iterate_metrics(self._folder)), self._folder / "curve.png", title)
 
     def _note_end(self, report: Report, finished: bool) -> None:
         """If there is a return to stop at, say whether it was reached."""
@@ -275,8 +327,8 @@ class TrainingLoop:
         if stop_at is not None and mean_return is not None and mean_return >= stop_at:
             self._display.note(f"stopped after {report[STEPS]:,} steps: the evaluation reached {stop_at:g}")
         elif stop_at is not None and finished:
-            best = [row["eval/best_mean_reward"] for row in self.metrics if "eval/best_mean_reward" in row]
-            result = f"the best evaluation was {best[-1]:.1f}" if best else "there was no evaluation"
+            best = None if self._best is None else f"the best evaluation was {significant(self._best)}"
+            result = best or "there was no evaluation"
             self._display.note(f"{stop_at:g} was not reached: {result}")
 
     def _note_interrupt(self, steps: int) -> None:

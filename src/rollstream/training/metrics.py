@@ -7,7 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -24,33 +26,38 @@ MetricsRow: TypeAlias = dict[str, float | str]
 STEPS = "time/total_timesteps"
 
 
+MAX_ROWS = 10_000
+"""Rows kept in memory of a run without a folder: the newest."""
+
+
 class MetricsLogger:
-    """Keeps the metrics of a run in memory and appends them to files.
+    """Appends the metrics of a run to files, or keeps the newest rows in memory if there is no folder.
 
     Args:
-        folder: where to write; `None` keeps them in memory only.
+        folder: where to write; `None` keeps rows in memory.
         start_step: rows after this step, left by an interrupted part of the run, are dropped.
     """
 
     def __init__(self, folder: Path | None, start_step: int = 0):
         self._folder = folder
-        self.rows: list[MetricsRow] = []
+        self.rows: deque[MetricsRow] = deque(maxlen=MAX_ROWS)
+        """The newest rows, without a folder."""
         self._columns: list[str] = []
         self._events: _TensorBoardWriter | None = None
         self._lines: TextIO | None = None
         self._table: TextIO | None = None
         if folder is None:
             return
-        self.rows = read_metrics(folder, start_step)
-        write_atomically(folder / "metrics.jsonl", "".join(map(_line, self.rows)).encode())
+        rows = iterate_metrics(folder, start_step, warn=True)
+        write_atomically(folder / "metrics.jsonl", (_line(row).encode() for row in rows))
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._write_table()
         self._events = _TensorBoardWriter(folder, start_step)
 
     def add(self, row: MetricsRow) -> None:
         """Append a row."""
-        self.rows.append(row)
         if self._folder is None:
+            self.rows.append(row)
             return
         with named_errors(self._folder / "metrics.jsonl"):
             self._write(row)
@@ -85,24 +92,52 @@ class MetricsLogger:
         assert self._folder is not None
         if self._table is not None:
             self._table.close()
-        self._columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        self._columns = list(dict.fromkeys(name for row in iterate_metrics(self._folder) for name in row))
         self._table = (self._folder / "metrics.csv").open("w", encoding="utf-8", newline="")
         table = csv.DictWriter(self._table, self._columns)
         if self._columns:
             table.writeheader()
-        table.writerows(self.rows)
+        table.writerows(iterate_metrics(self._folder))
         self._table.flush()
 
 
 def read_metrics(folder: Path, max_step: float = math.inf) -> list[MetricsRow]:
-    """Read the metrics of a run up to a step; a line that was cut off is skipped."""
-    rows: list[MetricsRow] = []
-    path = folder / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
-            row = json.loads(line)
-            rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return [row for row in rows if float(row[STEPS]) <= max_step]
+    """Read the metrics of a run up to a step; warn of lines that cannot be read."""
+    return list(iterate_metrics(folder, max_step, warn=True))
+
+
+def iterate_metrics(folder: Path, max_step: float = math.inf, *, warn: bool = False) -> Iterator[MetricsRow]:
+    """Yield the metrics of a run up to a step. Lines that cannot be read are skipped.
+
+    Args:
+        folder: the run folder.
+        max_step: rows after it are left out.
+        warn: warn of lines that were skipped, other than a last one that was cut off.
+    """
+    path, skipped = folder / "metrics.jsonl", list[int]()
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                continue
+            if (row := _parse(line)) is None:
+                skipped.append(number)
+            elif float(row[STEPS]) <= max_step:
+                yield row
+    if warn and skipped:
+        lines = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped)} lines"
+        warnings.warn(f"{path} has {lines} that cannot be read; the other rows are used", stacklevel=3)
+
+
+def _parse(line: str) -> MetricsRow | None:
+    """A row, with NaN for `null`; `None` if the line is something else."""
+    try:
+        row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+        is_row = math.isfinite(row[STEPS]) and all(type(value) in (int, float, str) for value in row.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return row if is_row else None
 
 
 def _line(row: Mapping[str, Any]) -> str:

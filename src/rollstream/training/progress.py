@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -51,6 +52,24 @@ class Display(Protocol):
     def finish(self, completed: bool) -> None:
         """Training has ended; not `completed` if it was interrupted or failed."""
         ...
+
+
+class Reworded:
+    """Another display, with messages in other words: those of the command line.
+
+    Args:
+        display: what shows the run.
+        reword: returns a message in other words.
+    """
+
+    def __init__(self, display: Display, reword: Callable[[str], str]):
+        self._display, self._reword = display, reword
+        self.start, self.report, self.heartbeat = display.start, display.report, display.heartbeat
+        self.finish = display.finish
+
+    def note(self, text: str) -> None:
+        """Show the message in other words."""
+        self._display.note(self._reword(text))
 
 
 class NoDisplay:

@@ -37,7 +37,9 @@ class ProgressTracker:
         self.statistics: Statistics | None = None
         self.evaluation: float | None = None
         """Mean return of the newest evaluation."""
-        self.steps_per_second: float | None = None
+        self._fps: float | None = None
+        self._recent_speed: float | None = None
+        """Of the last seconds, for the time left."""
         self.returns: list[tuple[int, float]] = []
         """Environment steps and mean returns."""
         self._times: deque[tuple[float, int]] = deque(maxlen=_MAX_POINTS)
@@ -47,6 +49,7 @@ class ProgressTracker:
         self.report = report
         self.steps = int(report.get("time/total_timesteps", self.steps))
         self.evaluation = report.get("eval/mean_reward", self.evaluation)
+        self._fps = report.get("time/fps", self._fps)
         if (value := report.get("rollout/ep_rew_mean")) is not None:
             if len(self.returns) >= 2 * _MAX_POINTS:
                 self.returns = self.returns[::2]
@@ -59,9 +62,14 @@ class ProgressTracker:
         self._times.append((now, self.steps))
         while len(self._times) > 2 and now - self._times[0][0] > _SPEED_WINDOW:
             self._times.popleft()
-        seconds, steps = now - self._times[0][0], self.steps - self._times[0][1]
+        seconds, recent = now - self._times[0][0], self.steps - self._times[0][1]
         if seconds > 0:
-            self.steps_per_second = steps / seconds
+            self._recent_speed = recent / seconds
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """`time/fps` as the metrics have it: since the start or resume."""
+        return self._recent_speed if self._fps is None else self._fps
 
     @property
     def fraction(self) -> float:
@@ -70,10 +78,10 @@ class ProgressTracker:
 
     def seconds_left(self, now: float) -> float | None:
         """Estimated seconds until the end; `None` before the second report."""
-        if not self.steps_per_second:
+        if not self._recent_speed:
             return None
         since = now - self._times[-1][0]
-        return max(0.0, (self.info.steps - self.steps) / self.steps_per_second - since)
+        return max(0.0, (self.info.steps - self.steps) / self._recent_speed - since)
 
     def losses(self) -> dict[str, float]:
         """Losses of the newest update, by short names."""
@@ -137,6 +145,15 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def significant(value: float) -> str:
+    """A return or length: one decimal, or three significant digits if it is small.
+
+    >>> significant(1234.56), significant(-0.0512), significant(2.345), significant(0.0)
+    ('1,234.6', '-0.0512', '2.35', '0.0')
+    """
+    return f"{value:,.1f}" if abs(value) >= 10 or value == 0 else f"{value:.3g}"
 
 
 def format_metrics(values: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,15 +13,18 @@ from rollstream.engine import RollstreamError
 from rollstream.rl.algorithm import Algorithm
 from rollstream.rl.env_spec import Source
 from rollstream.rl.operators import Report
+from rollstream.rl.params import require_same_shapes
 from rollstream.rl.policy import Weights
 from rollstream.rl.worker import PolicyMaker
 from rollstream.training.checkpoint import CheckpointError, latest_checkpoint, load_weights
+from rollstream.training.config_file import read_content, read_run_config
 from rollstream.training.evaluation import Evaluation, Evaluator
+from rollstream.training.identity import other_run, require_same_spaces
 from rollstream.training.inference import TrainedPolicy
 from rollstream.training.loop import TrainingLoop
 from rollstream.training.metrics import STEPS, MetricsRow, read_metrics
 from rollstream.training.progress import Display, NoDisplay
-from rollstream.training.run_folder import RunConfig, read_run_config, require_new
+from rollstream.training.run_folder import RunConfig, require_new
 from rollstream.training.training_arguments import TrainingArguments
 from rollstream.training.validation import require_integers
 
@@ -36,6 +39,8 @@ def train(
     engine: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
+    allow_changes: bool = False,
     config: Any = None,
     quiet: bool = False,
     display: Display | None = None,
@@ -67,6 +72,8 @@ def train(
         out: the run folder; without one nothing is written.
         resume: resume the run in `out` from its newest checkpoint. Arguments that are left out keep their
             values.
+        trust: on resume, import the code that the folder's `config.json` names.
+        allow_changes: resume with another seed, other hyperparameters or other `env_kwargs`.
         config: the algorithm's Config, or a dict of hyperparameters that override the tuned ones.
         quiet: show no progress.
         display: shows the progress instead of the default display.
@@ -91,6 +98,9 @@ def train(
     folder = None if out is None else Path(out)
     arguments = TrainingArguments(
         algorithm=chosen,
+        algorithm_source=algorithm if isinstance(algorithm, str) else None,
+        trust=trust,
+        allow_changes=allow_changes,
         config=config,
         env=env,
         steps=steps,
@@ -110,7 +120,10 @@ def train(
         require_new(folder)
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
-    loop = TrainingLoop(run_config, folder, display, on_report, deadline=deadline)
+    notes = [] if resume else arguments.notes(run_config)
+    loop = TrainingLoop(
+        run_config, folder, display, on_report, deadline=deadline, notes=notes, may_change=allow_changes
+    )
     try:
         loop.run(resume)
     except BaseException:
@@ -123,19 +136,31 @@ def train(
 class Run:
     """A training run: its config, metrics and trained policy."""
 
-    def __init__(self, run_config: RunConfig, path: Path | None, metrics: list[MetricsRow], weights: Weights):
+    def __init__(
+        self,
+        run_config: RunConfig,
+        path: Path | None,
+        metrics: Callable[[], list[MetricsRow]],
+        weights: Weights,
+        spaces: list[str] | None = None,
+    ):
         self.run_config = run_config
         """What was trained, and how."""
         self.path = path
         """The run folder, if there is one."""
-        self.metrics = metrics
-        """One dict per report."""
+        self._read_metrics = metrics
         self._weights = weights
+        self._spaces = spaces
 
     @property
     def config(self) -> Any:
         """The algorithm's Config."""
         return self.run_config.config
+
+    @cached_property
+    def metrics(self) -> list[MetricsRow]:
+        """One dict per report: read from the folder when first used, else the newest 10,000."""
+        return self._read_metrics()
 
     @property
     def is_finished(self) -> bool:
@@ -151,18 +176,20 @@ class Run:
         """The trained policy: `run.policy.act(observation)`."""
         task = self.run_config.task
         spaces = task.spaces()
-        make_policy = self.run_config.algorithm.worker(self.run_config.config, task).policy
+        if self._spaces is not None:
+            require_same_spaces(task.environment.name, spaces, self._spaces)
+        policy = self.run_config.algorithm.worker(self.run_config.config, task).policy(*spaces)
+        require_same_shapes(self._weights, policy.init(task.seed))
         frame_stack = task.environment.frame_stack
-        return TrainedPolicy(
-            make_policy(*spaces), self._weights, *spaces, frame_stack=frame_stack, seed=task.seed
-        )
+        return TrainedPolicy(policy, self._weights, *spaces, frame_stack=frame_stack, seed=task.seed)
 
-    def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
-        """Run episodes with deterministic actions."""
+    def evaluate(self, episodes: int = 100, seed: int = 0, *, deterministic: bool = True) -> Evaluation:
+        """Run episodes; with `deterministic=False`, actions are sampled."""
         require_integers(0, seed=seed)
         require_integers(1, episodes=episodes)
-        with Evaluator(self.run_config.task.environment, self.policy.policy, seed) as evaluator:
-            return evaluator(self.policy.weights, episodes)
+        environment, policy = self.run_config.task.environment, self.policy
+        with Evaluator(environment, policy.policy, seed, deterministic=deterministic) as evaluator:
+            return evaluator(policy.weights, episodes)
 
     def __repr__(self) -> str:
         task = self.run_config.task
@@ -174,27 +201,33 @@ def load(
     path: str | Path,
     *,
     best: bool = False,
-    algorithm: Algorithm[Any] | None = None,
+    algorithm: str | Algorithm[Any] | None = None,
     env: Source | None = None,
     policy: PolicyMaker | None = None,
+    trust: bool = False,
 ) -> Run:
     """Load the run in a folder from its newest checkpoint, or from the one with the best evaluation.
+
+    A folder is data: code of one's own that it names is not imported, unless this user trained the run.
 
     Args:
         path: the run folder.
         best: load the weights with the best evaluation.
-        algorithm: the run's algorithm, if it is not in this package or a file.
-        env: the run's environment, if its file has moved or it cannot be imported.
-        policy: the run's policy function, if it cannot be imported.
+        algorithm: the run's algorithm, if it is not in this package.
+        env: the run's environment, if it is not a registered one.
+        policy: the run's policy function, if it has one.
+        trust: import what the folder's `config.json` names.
     """
     folder = Path(path)
-    run_config = read_run_config(folder, algorithm=algorithm, source=env, policy=policy)
-    checkpoint = latest_checkpoint(folder / ("best" if best else "checkpoints"))
+    chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
+    run_config = read_run_config(folder, algorithm=chosen, source=env, policy=policy, trust=trust)
+    check = partial(other_run, content=read_content(folder), may_change=False)
+    checkpoint = latest_checkpoint(folder / ("best" if best else "checkpoints"), check)
     if checkpoint is None:
         fix = "train with evaluate_every=..." if best else "continue training with resume=True"
         raise CheckpointError(f"the run in {folder} has no {'best ' * best}checkpoint yet; {fix}")
-    metrics = read_metrics(folder, checkpoint.step)
-    return Run(run_config, folder, metrics, load_weights(checkpoint.path))
+    metrics = partial(read_metrics, folder, checkpoint.step)
+    return Run(run_config, folder, metrics, load_weights(checkpoint.path), checkpoint.run["spaces"])
 
 
 def _default_display(quiet: bool) -> Display:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,20 +12,23 @@ from rollstream.limits import Limits
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
-from rollstream.training.config import resolve_config
+from rollstream.training.config import config_from_dict, resolve_config
+from rollstream.training.config_file import read_run_config
 from rollstream.training.run_folder import (
     CheckpointConfig,
     EvaluationConfig,
     RunConfig,
     RunError,
-    read_run_config,
     require_run,
 )
+from rollstream.training.trust import names_code
 from rollstream.training.validation import validate
-from rollstream.user_code import file_and_name
 
 _EVALUATE_EVERY = 10_000
 """Default of `evaluate_every` if there is a return to stop at."""
+
+_CHANGEABLE = ("seed", "config", "env_kwargs")
+"""Arguments that may change on resume, with `allow_changes`."""
 
 Positive = Annotated[int | None, Limits(1)]
 NonNegative = Annotated[int | None, Limits(0)]
@@ -36,6 +39,9 @@ class TrainingArguments:
     """Arguments of `train` that decide how a run goes; `None` stands for the default."""
 
     algorithm: Algorithm[Any]
+    algorithm_source: str | None = None
+    trust: bool = False
+    allow_changes: bool = False
     config: Any = None
     env: Source | None = None
     steps: Positive = None
@@ -55,6 +61,14 @@ class TrainingArguments:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
         checked += ("engine", "stop_at", "checkpoint_every", "keep")
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
+        if self.policy is not None and not callable(self.policy):
+            raise RollstreamError(
+                f"policy={self.policy!r}: must be a function of observation space and action space that "
+                f"returns a policy; leave it out to use the one of {self.algorithm.name}, whose network is "
+                f"set by config={{'hidden': (64, 64)}}"
+            )
+        if self.env_kwargs is not None and not isinstance(self.env_kwargs, Mapping):
+            raise RollstreamError(f"env_kwargs={self.env_kwargs!r}: must be a dict of keyword arguments")
 
     def new_run(self) -> RunConfig:
         """The config of a new run."""
@@ -63,36 +77,72 @@ class TrainingArguments:
         environment = EnvSpec(self.env, self.env_kwargs or {}, self.frame_stack or 1)
         return RunConfig(
             self.algorithm,
-            resolve_config(self.algorithm, environment.name, self.config),
+            resolve_config(self.algorithm, environment.name, self.config).for_workers(self.workers or 0),
             Task(environment, self.steps, self.seed or 0, self.workers or 0, self.policy),
             self.engine or ("processes" if self.workers else "inline"),
             self._evaluation(EvaluationConfig()),
             self._checkpoints(CheckpointConfig()),
+            self.algorithm_source,
         )
 
+    def notes(self, run_config: RunConfig) -> list[str]:
+        """What was changed to fit the number of workers."""
+        if self.env is None or self.config is run_config.config:
+            return []
+        given = resolve_config(self.algorithm, EnvSpec(self.env).name, self.config)
+        changes = [
+            f"{field.name} is {new} instead of {old}"
+            for field in fields(given)
+            if (new := getattr(run_config.config, field.name)) != (old := getattr(given, field.name))
+        ]
+        reason = f"so that each of {run_config.task.workers} workers has as many environments"
+        return [f"{' and '.join(changes)}, {reason}"] if changes else []
+
     def resumed_run(self, folder: Path | None) -> RunConfig:
-        """The config of the run in a folder, with changed steps, engine, evaluation and checkpoints.
+        """The config of the run in a folder, with changed steps, workers, engine, evaluation and checkpoints.
 
         Everything else has to be as it was.
         """
         if folder is None:
             raise RunError("resume=True needs the folder of the run: out='runs/...'")
         require_run(folder, "start a new run without resume")
-        source = None if isinstance(self.env, str) and file_and_name(self.env) is None else self.env
-        saved = read_run_config(folder, algorithm=self.algorithm, source=source, policy=self.policy)
+        is_code = self.env is not None and names_code("env", self.env)
+        saved = read_run_config(
+            folder,
+            algorithm=self.algorithm,
+            source=self.env if is_code else None,
+            policy=self.policy,
+            trust=self.trust,
+        )
+        if self.allow_changes:
+            saved = self._changed(saved)
         for name, given, expected in self._comparisons(saved):
             if given != expected:
+                fix = ", or allow it with allow_changes=True" if name in _CHANGEABLE else ""
                 raise RunError(
                     f"the run in {folder} has {name} {expected!r}, not {given!r}, which cannot change on "
-                    f"resume: leave {name} out, or start a new run in another folder"
+                    f"resume: leave {name} out{fix}, or start a new run in another folder"
                 )
+        workers = saved.task.workers if self.workers is None else self.workers
         return replace(
             saved,
-            task=replace(saved.task, steps=self.steps or saved.task.steps),
+            task=replace(saved.task, steps=self.steps or saved.task.steps, workers=workers),
             engine=self.engine or saved.engine,
             evaluation=self._evaluation(saved.evaluation),
             checkpoints=self._checkpoints(saved.checkpoints),
+            algorithm_source=self.algorithm_source,
         )
+
+    def _changed(self, saved: RunConfig) -> RunConfig:
+        """The saved config with the given seed, hyperparameters and keyword arguments of the environment."""
+        task = saved.task
+        options = task.environment.options if self.env_kwargs is None else self.env_kwargs
+        seed = task.seed if self.seed is None else self.seed
+        config = saved.config if self.config is None else self.config
+        if isinstance(config, Mapping):
+            config = config_from_dict(self.algorithm, asdict(saved.config) | dict(config))
+        task = replace(task, environment=replace(task.environment, options=options), seed=seed)
+        return replace(saved, config=resolve_config(self.algorithm, "", config), task=task)
 
     def _evaluation(self, base: EvaluationConfig) -> EvaluationConfig:
         given = {"every": self.evaluate_every, "episodes": self.evaluate_episodes, "stop_at": self.stop_at}
@@ -112,8 +162,6 @@ class TrainingArguments:
             pairs.append(("env", EnvSpec(self.env).name, environment.name))
         if self.seed is not None:
             pairs.append(("seed", self.seed, task.seed))
-        if self.workers is not None:
-            pairs.append(("workers", self.workers, task.workers))
         if self.frame_stack is not None:
             pairs.append(("frame_stack", self.frame_stack, environment.frame_stack))
         if self.env_kwargs is not None:
