@@ -30,6 +30,7 @@ MORE_REPORTS = 3
 ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "Discrete": spaces.Discrete(2),
     "MultiDiscrete": spaces.MultiDiscrete([2, 2]),
+    "MultiBinary": spaces.MultiBinary(2),
     "Box": spaces.Box(-1, 1, (1,)),
 }
 EXAMPLES = {"Discrete": ("CartPole-v1", 100_000), "Box": ("Pendulum-v1", 20_000)}

@@ -163,6 +163,37 @@ class Signals(gymnasium.Env[Any, Any]):
         return {"action_mask": (np.arange(3) != self._forbidden).astype(np.int8)}
 
 
+class Catch(gymnasium.Env[Any, Any]):
+    """A ball falls through a grid of 10 x 10; the paddle below pays 1 for catching it, and -1 otherwise.
+
+    At random, an episode pays about -0.8.
+    """
+
+    observation_space = spaces.Box(0, 255, (10, 10, 4), np.uint8)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, value: int = 1):
+        self._value = value
+        self._ball = self._row = self._paddle = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._ball, self._row, self._paddle = int(self.np_random.integers(10)), 0, 5
+        return self._grid(), {}
+
+    def step(self, action: Any) -> Any:
+        self._paddle = int(np.clip(self._paddle + action - 1, 0, 9))
+        self._row += 1
+        over = self._row == 9
+        reward = 0.0 if not over else 1.0 if self._ball == self._paddle else -1.0
+        return self._grid(), reward, over, False, {}
+
+    def _grid(self) -> Any:
+        grid = np.zeros((10, 10, 4), np.uint8)
+        grid[self._row, self._ball, 0] = grid[-1, self._paddle, 1] = self._value
+        return grid
+
+
 def worker_of(spec: WorkerSpec, index: int = 0) -> RolloutWorker:
     """A worker as an engine would make it, with fresh weights."""
     worker = RolloutWorker(spec, context=ActorContext("worker", index, 1))

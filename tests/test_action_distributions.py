@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -258,9 +259,13 @@ def test_the_noise_of_a_steady_actor_is_as_large_as_told() -> None:
 )
 def test_actions_without_bounds_are_refused(box: spaces.Box, algorithm: Any) -> None:
     with pytest.raises(
-        SpaceError, match=r"the action space has no bounds \(Box.*\); wrap the environment in .*RescaleAction"
-    ):
+        SpaceError,
+        match=r"the action space has no bounds \(Box.*\); use ppo or a2c, or set bounds with (.*)$",
+    ) as refused:
         algorithm.make_policy(algorithm.Config(), SEEN, box)
+    advice = str(refused.value).partition("set bounds with ")[2]
+    bounded = eval(advice, {"gymnasium": gymnasium, "env": Samples(SEEN, box)})
+    algorithm.make_policy(algorithm.Config(), SEEN, bounded.action_space)
 
 
 # With a worker -----------------------------------------------------------------------------------
@@ -274,6 +279,8 @@ def test_actions_without_bounds_are_refused(box: spaces.Box, algorithm: Any) -> 
         (sac, {"hidden": (8,)}, spaces.Discrete(3, start=5)),
         (sac, {"hidden": (8,)}, BOXES["a matrix"]),
         (sac, {"hidden": (8,)}, spaces.Box(0, 7, (2,), np.int64)),
+        (sac, {"hidden": (8,)}, spaces.Box(200, 255, (2,), np.uint8)),
+        (td3, {"hidden": (8,)}, spaces.Box(-128, 127, (2,), np.int8)),
         (td3, {"hidden": (8,)}, spaces.Box(-1, 2, (2,), np.float64)),
         (td3, {"hidden": (512, 512)}, BOXES["a number that is fixed"]),
     ],
@@ -293,5 +300,7 @@ def test_environments_are_given_actions_of_their_space(
     rollout = worker._rollout()
     assert len(made[0].taken) >= 12  # and each was of the space, or it would have raised
     assert rollout.columns["action"].shape == (12, 2, *(actions.shape or ()))
+    if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.integer):
+        assert len(np.unique(made[0].taken)) > 4
     if isinstance(actions, spaces.Discrete):
         assert set(rollout.columns["action"].ravel()) == {0, 1, 2}

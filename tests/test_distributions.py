@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollstream.rl.action_distributions import Categorical, DiagGaussian, MultiCategorical, distribution_for
+from rollstream.rl.action_distributions import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    MultiCategorical,
+    distribution_for,
+)
 from rollstream.rl.spaces import SpaceError
 
 DRAWS = 20_000
@@ -129,7 +135,7 @@ def test_masks_of_several_choices() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_gaussian_log_prob_and_entropy(shape: tuple[int, ...]) -> None:
-    actions = DiagGaussian(shape)
+    actions = DiagGaussian(spaces.Box(-np.inf, np.inf, shape))
     size = int(np.prod(shape))
     random = np.random.default_rng(8)
     mean, log_std = random.normal(0, 1, (2, 6, size))
@@ -147,7 +153,7 @@ def test_gaussian_log_prob_and_entropy(shape: tuple[int, ...]) -> None:
 
 
 def test_gaussian_draws_have_their_mean_and_deviation() -> None:
-    actions = DiagGaussian((2,))
+    actions = DiagGaussian(spaces.Box(-np.inf, np.inf, (2,)))
     outputs = jnp.array([1.0, -2.0, np.log(0.5), np.log(3.0)])
     drawn = np.asarray(actions.sample(outputs, actions.noise(np.random.default_rng(9), DRAWS)), np.float64)
     np.testing.assert_allclose(drawn.mean(0), [1, -2], atol=0.06)
@@ -155,11 +161,40 @@ def test_gaussian_draws_have_their_mean_and_deviation() -> None:
     assert abs(np.mean((drawn[:, 0] - 1) * (drawn[:, 1] + 2)) / 1.5) < 0.02, "the two depend on each other"
 
 
+def test_a_gaussian_whose_bounds_exclude_0_starts_at_their_center() -> None:
+    space = spaces.Box(np.array([200, 0], np.float32), np.array([255, np.inf], np.float32))
+    actions = DiagGaussian(space)
+    drawn = np.asarray(actions.sample(jnp.zeros(4), actions.noise(np.random.default_rng(0), DRAWS)))
+    np.testing.assert_allclose(drawn.mean(0), [227.5, 0], atol=0.5)
+    np.testing.assert_allclose(drawn.std(0), [27.5, 1], rtol=0.02)
+    log_prob = actions.log_prob(jnp.zeros((2, 4)), jnp.array([[227.5, 0.0], [255.0, 1.0]]))
+    np.testing.assert_allclose(log_prob[0] - log_prob[1], 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+def test_bernoulli_log_prob_entropy_and_draws(shape: tuple[int, ...]) -> None:
+    actions = Bernoulli(shape)
+    outputs = np.random.default_rng(0).normal(0, 1, (5, actions.output_size)).astype(np.float32)
+    probabilities = 1 / (1 + np.exp(-outputs.astype(np.float64)))
+    chosen = np.random.default_rng(1).integers(0, 2, (5, *shape))
+    likely = np.where(chosen.reshape(5, -1), probabilities, 1 - probabilities)
+    np.testing.assert_allclose(
+        actions.log_prob(outputs, jnp.asarray(chosen)), np.log(likely).sum(-1), rtol=1e-5
+    )
+    both = np.stack([probabilities, 1 - probabilities], axis=-1)
+    np.testing.assert_allclose(actions.entropy(outputs), entropy_of(both).sum(-1), rtol=1e-5)
+    np.testing.assert_array_equal(actions.mode(outputs), (probabilities > 0.5).reshape(5, *shape))
+    drawn = np.asarray(actions.sample(outputs[0], actions.noise(np.random.default_rng(2), DRAWS), np))
+    assert drawn.shape == (DRAWS, *shape)
+    np.testing.assert_allclose(drawn.reshape(DRAWS, -1).mean(0), probabilities[0], atol=0.015)
+
+
 @pytest.mark.parametrize(
     ("space", "kind", "outputs"),
     [
         (spaces.Discrete(5, start=-2), Categorical, 5),
         (spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])), MultiCategorical, 14),
+        (spaces.MultiBinary([2, 3]), Bernoulli, 6),
         (spaces.Box(-1, 1, (2, 3)), DiagGaussian, 12),
     ],
 )
@@ -174,6 +209,7 @@ def test_each_space_has_its_distribution(space: Any, kind: type, outputs: int) -
 
 def test_a_space_without_one_is_named() -> None:
     with pytest.raises(
-        SpaceError, match=r"PPO supports action spaces of type Discrete, MultiDiscrete, Box, and .*Text"
+        SpaceError,
+        match=r"PPO supports action spaces of type Discrete, MultiDiscrete, MultiBinary, Box, and .*Text",
     ):
         distribution_for(spaces.Text(3), "PPO")

@@ -145,3 +145,131 @@ def test_acting_needs_no_mask_but_heeds_one() -> None:
     free = {int(actor.act(np.zeros(2), deterministic=False)) for _ in range(30)}
     bound = {int(actor.act(np.zeros(2), deterministic=False, action_mask=LEGAL)) for _ in range(30)}
     assert (free, bound) == ({0, 1, 2}, {0, 1})
+
+
+class Late(Masked):
+    """Says nothing about legal actions at a reset."""
+
+    def told(self) -> dict[str, Any]:
+        return super().told() if self.time else {}
+
+
+@pytest.mark.parametrize("way", ["sync", *MODES])
+def test_a_mask_after_a_step_but_not_after_a_reset_is_refused(way: str) -> None:
+    vector = vector_of(way, Late)
+    vector.reset([0, 1])
+    with pytest.raises(SpaceError, match=r"'action_mask'\] after a step, but not after a reset; report it"):
+        vector.step(np.zeros(2, int))
+    vector.close()
+
+
+@pytest.mark.parametrize("way", ["sync", *MODES])
+def test_a_mask_without_a_legal_action_is_refused(way: str) -> None:
+    vector = vector_of(way, partial(Masked, mask=np.zeros(3, np.int8)))
+    with pytest.raises(SpaceError, match=r"(Masked|VectorEnv) reports an action mask that allows no action"):
+        vector.reset([0, 1])
+    vector.close()
+
+
+class Stuck(ToldTwice):
+    """After the first step, the mask in its observation allows nothing."""
+
+    def shown(self) -> Any:
+        return super().shown() | {"action_mask": LEGAL * np.int8(self.time == 0)}
+
+
+@pytest.mark.parametrize("way", ["sync", *MODES])
+def test_a_mask_in_an_observation_has_to_allow_an_action(way: str) -> None:
+    vector = vector_of(way, Stuck)
+    vector.reset([0, 1])
+    with pytest.raises(SpaceError, match="reports an action mask that allows no action"):
+        vector.step(np.zeros(2, int))
+    vector.close()
+
+
+class Over(Masked):
+    """No action is legal once an episode is over, as in many games."""
+
+    def told(self) -> dict[str, Any]:
+        return {"action_mask": self.mask * np.int8(self.time < self.length)}
+
+
+@pytest.mark.parametrize("way", ["sync", *MODES])
+def test_the_mask_of_a_last_observation_may_allow_nothing(way: str) -> None:
+    vector = vector_of(way, Over)
+    vector.reset([0, 1])
+    for _ in range(12):
+        vector.step(np.zeros(2, int))
+    vector.close()
+
+
+@pytest.mark.parametrize("way", ["sync", *MODES])
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_mask_of_the_wrong_length_is_refused(way: str, length: int) -> None:
+    vector = vector_of(way, partial(Masked, mask=np.ones(length, np.int8)))
+    message = (
+        rf"an action mask of shape \({length},\), and its action space is Discrete\(3\); report 3 numbers"
+    )
+    with pytest.raises(SpaceError, match=message):
+        vector.reset([0, 1])
+    vector.close()
+
+
+def test_each_part_of_an_action_needs_a_legal_choice() -> None:
+    class Two(Masked):
+        def __init__(self) -> None:
+            super().__init__(mask=([1, 1], [0, 0, 0]))
+            self.action_space = spaces.MultiDiscrete([2, 3])
+
+    with pytest.raises(SpaceError, match="allows no action"):
+        SyncVector(Two, 1).reset([0])
+
+
+class InObservation(gymnasium.Env[Any, Any]):
+    """Its mask is a part of its observations."""
+
+    def __init__(self, observation_space: Any, action_space: Any):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+
+PART = spaces.Box(-1, 1, (2,))
+IN_OBSERVATION = {
+    "nested": (
+        spaces.Dict({"own": spaces.Dict({"seen": PART, "action_mask": spaces.MultiBinary(3)})}),
+        spaces.Discrete(3),
+        r"the action mask is the observation space\['own'\]\['action_mask'\], inside another part; move it",
+    ),
+    "too long": (
+        spaces.Dict({"seen": PART, "action_mask": spaces.MultiBinary(4)}),
+        spaces.Discrete(3),
+        r"an action mask of shape \(4,\), and its action space is Discrete\(3\); report 3 numbers",
+    ),
+    "of numbers": (
+        spaces.Dict({"seen": PART, "action_mask": spaces.MultiBinary(1)}),
+        spaces.Box(-1, 1, (1,)),
+        "only Discrete and MultiDiscrete actions can have one",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IN_OBSERVATION)
+def test_a_mask_that_does_not_fit_the_spaces_is_refused(kind: str) -> None:
+    observations, actions, message = IN_OBSERVATION[kind]
+    with pytest.raises(SpaceError, match=message):
+        EnvSpec(partial(InObservation, observations, actions)).make(1)
+
+
+def test_acting_on_a_batch_heeds_the_mask_of_each() -> None:
+    vector = SyncVector(Masked, 1)
+    policy = ActorCriticPolicy(vector.observation_space, vector.action_space)
+    actor = TrainedPolicy(policy, policy.init(0), vector.observation_space, vector.action_space)
+    masks = np.eye(3, dtype=np.int8)
+    assert actor.act(np.zeros((3, 2)), deterministic=False, action_mask=masks).tolist() == [0, 1, 2]
+    assert actor.act(np.zeros((3, 2))).shape == (3,)
+    with pytest.raises(SpaceError, match="an action mask that allows no action; allow at least one"):
+        actor.act(np.zeros(2), action_mask=np.zeros(3))
+    with pytest.raises(SpaceError, match=r"'action_mask' that has shape \(2,\) instead of \(3,\)"):
+        actor.act(np.zeros(2), action_mask=np.ones(2))

@@ -1,12 +1,15 @@
 """Layers compute what they say, whichever way."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollstream.rl.networks import Convolution, NatureCNN, orthogonal
+from rollstream.rl.action_distributions import Categorical
+from rollstream.rl.networks import CNN, Convolution, actor_critic, head_network, orthogonal, q_network
 from rollstream.rl.policy import ActorCriticPolicy
 
 
@@ -50,7 +53,7 @@ def test_all_actions_are_about_as_likely_at_first() -> None:
 
 
 def test_images_are_looked_at_as_numbers_from_0_to_1() -> None:
-    network = NatureCNN((36, 40, 3), np.random.default_rng(0))
+    network = CNN(spaces.Box(0, 255, (36, 40, 3), np.uint8), np.random.default_rng(0))
     image = np.random.default_rng(1).integers(0, 256, (36, 40, 3), dtype=np.uint8)
     x = np.moveaxis(image, -1, 0) / np.float32(255)
     for layer in network.convolutions:
@@ -61,3 +64,46 @@ def test_images_are_looked_at_as_numbers_from_0_to_1() -> None:
         x = np.maximum(layer.weight.reshape(filters, -1) @ windows.T, 0).reshape(filters, rows, -1)
     expected = np.maximum(network.last.weight @ x.reshape(-1), 0)
     np.testing.assert_allclose(network(jnp.asarray(image)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (7, 7, 3),
+        (10, 10, 4),
+        (10, 10, 10),
+        (3, 7, 7),
+        (20, 35, 3),
+        (35, 35, 1),
+        (4, 3, 1),
+        (2, 2, 2),
+        (1, 9, 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+def test_images_of_any_size_become_features(shape: tuple[int, ...], dtype: Any) -> None:
+    space = spaces.Box(0, 1, shape, dtype)
+    policy = ActorCriticPolicy(space, spaces.Discrete(3))
+    images = np.stack([space.sample() for _ in range(4)])
+    outputs, value = policy.outputs(policy.init(0), images)
+    assert np.isfinite(outputs).all()
+    assert len(np.unique(value)) > 1
+    assert np.isfinite(policy.outputs(policy.init(0), np.zeros_like(images))[0]).all()
+
+
+def test_images_go_from_the_convolutions_to_the_heads() -> None:
+    image, vector = spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Box(-1, 1, (3,))
+    random, categorical = np.random.default_rng(0), Categorical(3)
+    network = actor_critic(image, categorical, random)
+    assert (network.actor.layers, network.actor_head.weight.shape) == ([], (3, 512))
+    assert q_network(image, 3, random).head.weight.shape == (3, 512)
+    assert head_network(image, 3, random).head.weight.shape == (3, 512)
+    assert len(actor_critic(image, categorical, random, hidden=(8,)).actor.layers) == 1
+    assert len(actor_critic(vector, categorical, random).actor.layers) == 2
+    both = spaces.Dict({"image": image, "vector": vector})
+    assert len(actor_critic(both, categorical, random).actor.layers) == 2
+    masked = spaces.Dict({"observation": image, "action_mask": spaces.MultiBinary(3)})
+    assert actor_critic(masked, categorical, random).actor.layers == []
+    assert (
+        len(head_network(image, 1, random, action_size=2).body.layers) == 2
+    )  # Q is not linear in the action

@@ -12,7 +12,7 @@ from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import Moments
 from rollstream.rl.policy import ActorCriticPolicy
 
-ACTIONS = [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2, 3))]
+ACTIONS = [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2, 3)), spaces.MultiBinary(3)]
 SEEN = spaces.Box(-1, 1, (2, 3))
 
 

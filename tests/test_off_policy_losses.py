@@ -482,6 +482,18 @@ def test_sac_does_not_count_actions_that_are_not_legal() -> None:
     assert np.isfinite(grads["network.head.weight"]).all()
 
 
+@pytest.mark.parametrize(("mask", "expected"), [([1, 1, 0], 0.6 * np.log(2)), ([0, 1, 0], 0.0)])
+def test_the_target_entropy_is_that_of_the_legal_actions(mask: list[int], expected: float) -> None:
+    """More than log(n) can never be reached, so the temperature would rise forever."""
+    space = spaces.Dict({"observation": OBSERVATIONS, "action_mask": spaces.MultiBinary(3)})
+    config = sac.Config(hidden=(3,))
+    policy = sac.make_policy(config, space, CHOICES)
+    masks = np.tile(mask, (N, 1)).astype(np.int8)
+    found = sac.target_entropy(config, policy, {"action_mask": jnp.asarray(masks)})
+    assert float(found) == pytest.approx(expected)
+    assert sac.target_entropy(sac.Config(target_entropy=0.1), policy, {"action_mask": masks}) == 0.1
+
+
 # TD3 ---------------------------------------------------------------------------------------------
 
 

@@ -605,12 +605,37 @@ def test_a_run_with_frames_acts_as_its_evaluation_does() -> None:
     assert run.evaluate(2).episodes == 2
 
 
-@pytest.mark.parametrize("observation", [[0.0] * 3, [[0.0] * 4] * 2, 0.5, "left", {"x": 1}])
+@pytest.mark.parametrize(
+    "observation", [[0.0] * 3, [[0.0] * 3] * 2, [[[0.0] * 4]] * 2, 0.5, "left", {"x": 1}]
+)
 def test_what_is_no_observation_is_told(straight: Run, observation: Any) -> None:
     with pytest.raises(
-        SpaceError, match=r"act takes one observation, .* has shape \(.*\) instead of \(4,\); for"
+        SpaceError, match=r"act takes one observation, .* has shape \(.*\) instead of \(4,\)$"
     ):
         straight.policy.act(observation)
+
+
+def test_a_batch_of_observations_gives_a_batch_of_actions(straight: Run) -> None:
+    observations = np.random.default_rng(0).normal(size=(20, 4))
+    actions = straight.policy.act(observations)
+    assert actions.tolist() == [straight.policy.act(one) for one in observations]
+    assert straight.policy.act(observations[:1]).shape == (1,)
+    assert len(set(straight.policy.act(observations, deterministic=False).tolist())) == 2
+
+
+def test_a_batch_stacks_the_frames_of_each_environment() -> None:
+    policy: Any = Sum()
+    box, actions = spaces.Box(-np.inf, np.inf, (6,)), spaces.Box(-1000, 1000, (1,))
+    actor = TrainedPolicy(policy, {}, box, actions, frame_stack=3)
+    frames = np.array([[1, 1.5], [5, 5.5]])
+    assert actor.act(frames).tolist() == [[101.5], [505.5]]
+    assert actor.act(frames + 1).tolist() == [[102.5], [506.5]]
+    actor.reset([False, True])
+    assert actor.act(frames + 2).tolist() == [[103.5], [707.5]]
+    with pytest.raises(SpaceError, match=r"called with 1 observations after 2, .*; call reset\(\) first"):
+        actor.act(frames[0])
+    actor.reset()
+    assert actor.act(frames[0]).tolist() == [101.5]
 
 
 # Settings ----------------------------------------------------------------------------------------

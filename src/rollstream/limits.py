@@ -33,6 +33,8 @@ NonNegativeFloat: TypeAlias = Annotated[float, Limits(0)]
 """A number, 0 or more."""
 Sizes: TypeAlias = Annotated[tuple[int, ...], Limits(1)]
 """Integers, each 1 or more."""
+OptionalSizes: TypeAlias = Annotated[tuple[int, ...] | None, Limits(1)]
+"""Integers, each 1 or more, or `None` for a default that depends on the environment."""
 
 
 def limits(config: type, name: str) -> Limits | None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt, Sizes
+from rollstream.limits import Fraction, NonNegativeFloat, OptionalSizes, PositiveInt
 from rollstream.rl.algorithm import Algorithm, AlgorithmConfig, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.gae import add_gae
@@ -54,8 +54,9 @@ class Config(AlgorithmConfig):
     """Coefficient of the value loss (vf_coef)."""
     max_grad_norm: NonNegativeFloat = 0.5
     """Maximum global norm of gradients; larger ones are clipped."""
-    hidden: Sizes = (64, 64)
-    """Hidden layer sizes of the actor and of the critic; images pass through a Nature CNN first."""
+    hidden: OptionalSizes = None
+    """Hidden layer sizes of actor and critic; by default (64, 64), and none after the CNN if observations
+    are images."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Activation function of the hidden layers."""
     initial_log_std: float = 0.0

@@ -19,7 +19,7 @@ import optax
 from rollstream import flow
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt
 from rollstream.replay import importance_weights
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.algorithm import Algorithm, Task
@@ -82,8 +82,8 @@ class Config(OffPolicyConfig):
     """Smallest and largest atom (v_min and v_max)."""
     max_grad_norm: NonNegativeFloat = 10.0
     """Maximum global norm of gradients; larger ones are clipped."""
-    hidden: Sizes = (64, 64)
-    """Hidden layer sizes; images pass through a Nature CNN first."""
+    hidden: OptionalSizes = None
+    """Hidden layer sizes; by default (64, 64), and none after the CNN if observations are images."""
     activation: Literal["tanh", "relu", "silu"] = "relu"
     """Activation function of the hidden layers."""
     clip_rewards: bool = False

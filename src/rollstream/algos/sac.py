@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.action_distributions import Categorical, TanhNormal
 from rollstream.rl.actor_policy import ActorPolicy
@@ -31,6 +31,7 @@ from rollstream.rl.networks import head_network
 from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
+from rollstream.rl.policy import has_action_mask
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import require_action_space
@@ -72,9 +73,10 @@ class Config(OffPolicyConfig):
     learn_temperature: bool = True
     """Learn the temperature, so that the entropy approaches target_entropy."""
     target_entropy: float | None = None
-    """Target entropy; by default minus the action dimensions, or 0.6 log(n) for n discrete actions."""
-    hidden: Sizes = (256, 256)
-    """Hidden layer sizes of the actor and of each critic; images pass through a Nature CNN first."""
+    """Target entropy; by default minus the action dimensions, or 0.6 log(n) for n legal discrete actions."""
+    hidden: OptionalSizes = None
+    """Hidden layer sizes of the actor and of each critic; by default (256, 256), and none after the CNN if
+    observations are images, except in critics that also take the action."""
     activation: Literal["tanh", "relu", "silu"] = "relu"
     """Activation function of the hidden layers."""
     clip_rewards: bool = False
@@ -169,18 +171,21 @@ def actor_loss(
     return loss, {"actor_loss": loss, "entropy": -jnp.mean(log_prob)}
 
 
-def target_entropy(config: Config, policy: ActorPolicy) -> float:
-    """The setting, or its default."""
+def target_entropy(config: Config, policy: ActorPolicy, observation: Any) -> Array:
+    """The setting, or its default, which depends on the number of legal actions: the mean over a batch."""
     if config.target_entropy is not None:
         return config.target_entropy
     if isinstance(policy.distribution, TanhNormal):
         return -float(policy.distribution.size)
-    return 0.6 * float(np.log(policy.distribution.output_size))
+    if not has_action_mask(policy.observation_space):
+        return 0.6 * float(np.log(policy.distribution.output_size))
+    legal = jnp.sum(observation["action_mask"].astype(bool), axis=-1)
+    return 0.6 * jnp.mean(jnp.log(jnp.maximum(legal, 1)))
 
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     """Adam for actor, critics and temperature. The workers receive the actor's weights."""
-    distribution, entropy_target = policy.distribution, target_entropy(config, policy)
+    distribution = policy.distribution
     action_size = distribution.size if isinstance(distribution, TanhNormal) else 0
     critics = Critics(
         policy.observation_space,
@@ -227,7 +232,8 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
 
         log_temperature, temperature_opt = state["log_temperature"], opt_states["temperature"]
         if config.learn_temperature:  # the loss is log(alpha) * (entropy - target_entropy)
-            step, temperature_opt = adam.update(actor_metrics["entropy"] - entropy_target, temperature_opt)
+            excess = actor_metrics["entropy"] - target_entropy(config, policy, batch["observation"])
+            step, temperature_opt = adam.update(excess, temperature_opt)
             log_temperature = log_temperature - learning_rate * step
 
         state = {

@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.action_distributions import NoisyDeterministic
 from rollstream.rl.actor_policy import ActorPolicy
@@ -76,8 +76,9 @@ class Config(OffPolicyConfig):
     """Standard deviation of the smoothing noise on target actions (target policy smoothing)."""
     target_noise_clip: NonNegativeFloat = 0.5
     """Maximum absolute value of the smoothing noise."""
-    hidden: Sizes = (256, 256)
-    """Hidden layer sizes of the actor and of each critic; images pass through a Nature CNN first."""
+    hidden: OptionalSizes = None
+    """Hidden layer sizes of the actor and of each critic; by default (256, 256), and none after the CNN of an
+    actor of images."""
     activation: Literal["tanh", "relu", "silu"] = "relu"
     """Activation function of the hidden layers."""
     clip_rewards: bool = False

@@ -136,16 +136,62 @@ class MultiCategorical(LogProbDistribution):
         return list(zip(self._parts, jnp.split(outputs, self._ends, axis=-1), strict=True))
 
 
+class Bernoulli(LogProbDistribution):
+    """Several independent choices of 0 or 1; the outputs are the logits of 1.
+
+    >>> actions = Bernoulli((2,))
+    >>> actions.mode(jnp.array([3.0, -3.0])).tolist()
+    [1, 0]
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._shape = shape
+        self.output_size = int(np.prod(shape))
+
+    def noise(self, generator: np.random.Generator, *leading: int) -> np.ndarray[Any, Any]:
+        """Logistic noise: logits plus noise are positive with the probability of 1."""
+        return generator.logistic(size=(*leading, self.output_size)).astype(np.float32)
+
+    def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:  # noqa: ARG002
+        """1 where logits plus noise are positive."""
+        return self._shaped(outputs + noise > 0)
+
+    def mode(self, outputs: Array) -> Array:
+        """1 where the logits are positive."""
+        return self._shaped(outputs > 0)
+
+    def log_prob(self, outputs: Array, action: Array) -> Array:
+        """The sum over choices."""
+        logits = jnp.where(action.reshape(outputs.shape) > 0, outputs, -outputs)
+        return jnp.sum(jax.nn.log_sigmoid(logits), axis=-1)
+
+    def entropy(self, outputs: Array) -> Array:
+        """The sum over choices."""
+        log_prob = jax.nn.log_sigmoid(outputs), jax.nn.log_sigmoid(-outputs)
+        return -sum(jnp.sum(jnp.exp(own) * own, axis=-1) for own in log_prob)
+
+    def _shaped(self, flat: Array) -> Array:
+        return flat.reshape(*flat.shape[:-1], *self._shape).astype(np.int8)
+
+
 # Continuous actions ------------------------------------------------------------------------------
 
 
 class DiagGaussian(LogProbDistribution):
-    """Independent normal distributions; the outputs are means, then log standard deviations."""
+    """Independent normal distributions; the outputs are means, then log standard deviations.
 
-    def __init__(self, shape: tuple[int, ...]):
-        self._shape = shape
-        self._size = int(np.prod(shape))
+    Actions are clipped to their bounds. Where 0 is out of bounds, means are relative to the center of the
+    bounds, and both are in units of half their distance.
+    """
+
+    def __init__(self, space: spaces.Box):
+        self._shape = space.shape
+        self._size = int(np.prod(space.shape))
         self.output_size = 2 * self._size
+        low, high = _bounds(space)
+        shifted = ((low > 0) | (high < 0)) & np.isfinite(low) & np.isfinite(high) & (low < high)
+        low, high = np.where(shifted, low, -1), np.where(shifted, high, 1)
+        self._center, self._scale = (own.astype(np.float32) for own in ((low + high) / 2, (high - low) / 2))
 
     def noise(self, generator: np.random.Generator, *leading: int) -> np.ndarray[Any, Any]:
         """Standard normal noise."""
@@ -154,16 +200,16 @@ class DiagGaussian(LogProbDistribution):
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The mean plus scaled noise."""
         mean, log_std = xp.split(outputs, 2, axis=-1)
-        return self._shaped(mean + xp.exp(log_std) * noise)
+        return self._action(mean + xp.exp(log_std) * noise)
 
     def mode(self, outputs: Array) -> Array:
         """The mean."""
-        return self._shaped(jnp.split(outputs, 2, axis=-1)[0])
+        return self._action(jnp.split(outputs, 2, axis=-1)[0])
 
     def log_prob(self, outputs: Array, action: Array) -> Array:
         """Log probability of the action before it is clipped to the bounds of its space."""
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        action = action.reshape(mean.shape)
+        action = (action.reshape(mean.shape) - self._center) / self._scale
         deviation = (action - mean) * jnp.exp(-log_std)
         return -0.5 * jnp.sum(deviation**2 + 2 * log_std + LOG_2PI, axis=-1)
 
@@ -176,8 +222,8 @@ class DiagGaussian(LogProbDistribution):
         """Continuous actions have no mask."""
         return outputs
 
-    def _shaped(self, flat: Array) -> Array:
-        return flat.reshape(*flat.shape[:-1], *self._shape)
+    def _action(self, flat: Array) -> Array:
+        return (self._center + self._scale * flat).reshape(*flat.shape[:-1], *self._shape)
 
 
 class BoundedDistribution(ActionDistribution):
@@ -185,17 +231,19 @@ class BoundedDistribution(ActionDistribution):
 
     def __init__(self, space: gymnasium.Space[Any]):
         assert isinstance(space, spaces.Box)
-        with np.errstate(over="ignore"):
-            half_range = (space.high - space.low).astype(np.float32) / 2
-        if not np.isfinite(half_range).all():
+        low, high = _bounds(space)
+        with np.errstate(over="ignore", invalid="ignore"):
+            center, full_range = ((low + high) / 2).astype(np.float32), (high - low).astype(np.float32)
+        if not np.isfinite(full_range).all():
             raise SpaceError(
-                f"the action space has no bounds ({space}); wrap the environment in "
-                f"gymnasium.wrappers.RescaleAction or ClipAction"
+                f"the action space has no bounds ({space}); use ppo or a2c, or set bounds with "
+                f"gymnasium.wrappers.TransformAction(env, lambda action: action, "
+                f"gymnasium.spaces.Box(-1, 1, {space.shape}))"
             )
         self.shape = space.shape
         self.size = self.uniform_size = int(np.prod(space.shape))
-        self._center = ((space.high + space.low) / 2).astype(np.float32).reshape(-1)
-        self._half_range = half_range.reshape(-1)
+        self._center = center
+        self._half_range = full_range / 2
         self._divisor = np.where(self._half_range > 0, self._half_range, np.float32(1))
 
     def from_unit_range(self, flat: Array) -> Array:
@@ -260,10 +308,19 @@ class NoisyDeterministic(BoundedDistribution):
 
 def distribution_for(space: gymnasium.Space[Any], algorithm: str = "this policy") -> LogProbDistribution:
     """The distribution that policy gradients use for an action space."""
-    require_action_space(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.Box), algorithm)
+    kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+    require_action_space(space, kinds, algorithm)
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space.nvec.ravel().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return Bernoulli(space.shape)
     assert isinstance(space, spaces.Box)
-    return DiagGaussian(space.shape)
+    return DiagGaussian(space)
+
+
+def _bounds(space: spaces.Box) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The bounds as flat floats: sums of integer bounds would overflow."""
+    low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
+    return low, high

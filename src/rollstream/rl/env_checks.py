@@ -79,10 +79,14 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+def env_name(environment: Any) -> str:
+    """The id of an environment, or else the name of its class."""
+    return type(environment.unwrapped).__name__ if environment.spec is None else environment.spec.id
+
+
 def _bad(environment: Any, method: str, reason: str) -> BadEnvironment:
-    name = type(environment.unwrapped).__name__ if environment.spec is None else environment.spec.id
     rest = ", a reward, terminated, truncated and a dict" if method == _STEP else " and a dict"
     return BadEnvironment(
-        f"{method} of {name} must return an observation of its space{rest} ({' '.join(reason.split())}); "
-        f"gymnasium.utils.env_checker.check_env finds further problems"
+        f"{method} of {env_name(environment)} must return an observation of its space{rest} "
+        f"({' '.join(reason.split())}); gymnasium.utils.env_checker.check_env finds further problems"
     )

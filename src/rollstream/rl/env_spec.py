@@ -26,6 +26,12 @@ NATIVE_FROM = 32
 _EXTRAS = {"box2d": "box2d", "Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
+_ALE_STACK = 4
+_ALE_OPTIONS = {"stack_num": 1, "reward_clipping": False}
+"""`FrameStack` stacks the frames, so that replay stores each once, and workers clip the rewards, so that
+returns are true scores."""
+
+
 class UnknownEnvironment(RollstreamError):
     """There is no such environment, or a package it needs is not installed."""
 
@@ -43,7 +49,8 @@ class EnvSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `gymnasium.make`, or of the function."""
     frame_stack: int = 1
-    """Number of stacked observations a policy sees."""
+    """Number of stacked observations a policy sees; of ALE's vector environments, 1 stands for the
+    `stack_num` of their options, 4 by default."""
     vectorization: Literal["auto", "sync", "native"] = "auto"
     """`sync` steps plain environments one after the other; `native` uses the environment's own vector
     version."""
@@ -51,6 +58,10 @@ class EnvSpec:
     """What the source refers to; set when the spec is sent to a process where it may be unknown."""
 
     def __post_init__(self) -> None:
+        if self.frame_stack == 1 and self._is_ale:
+            object.__setattr__(self, "frame_stack", self.options.get("stack_num", _ALE_STACK))
+        if not isinstance(self.frame_stack, int) or self.frame_stack < 1:
+            raise UnknownEnvironment(f"frame_stack (stack_num of ALE) is {self.frame_stack!r}; use 1 or more")
         if isinstance(self.source, str) or callable(self.source):
             return
         known = getattr(getattr(self.source, "spec", None), "id", "CartPole-v1")
@@ -74,6 +85,16 @@ class EnvSpec:
             return getattr(self.source, "__name__", repr(self.source))
         parts = file_and_name(self.source)
         return self.source if parts is None else parts[1]
+
+    @property
+    def clips_rewards(self) -> bool:
+        """Whether the learner sees the sign of rewards: for ALE, unless its `reward_clipping` is false."""
+        return self._is_ale and bool(self.options.get("reward_clipping", True))
+
+    @property
+    def _is_ale(self) -> bool:
+        """Whether ALE's own vector environments are used."""
+        return isinstance(self.source, str) and _is_atari(self.source) and self.vectorization != "sync"
 
     def make(self, count: int, seed: int | None = None) -> Vector:
         """Create environments. The seed is for those that ignore seeds at reset, such as EnvPool's."""
@@ -135,17 +156,21 @@ class EnvSpec:
             return NativeVector(_envpool(self.name.partition(":")[2], count, options))
         if isinstance(found := self._found(), registration.EnvSpec):
             native = found.vector_entry_point is not None
-            only_native = self.name.startswith("ALE/")
             wanted = self.vectorization == "native" or (
-                self.vectorization == "auto" and native and (count >= NATIVE_FROM or only_native)
+                self.vectorization == "auto" and native and (count >= NATIVE_FROM or self._is_ale)
             )
             if wanted and not native:
                 raise UnknownEnvironment(
                     f"{self.name} has no vector environment of its own; leave vectorization at 'auto'"
                 )
             if wanted:
-                return NativeVector(_made_vector(self.name, found, count, self.options))
+                options = {**self.options, **_ALE_OPTIONS} if self._is_ale else self.options
+                return NativeVector(_made_vector(self.name, found, count, options))
         return SyncVector(self.make_one, count)
+
+
+def _is_atari(name: str) -> bool:
+    return name.rpartition(":")[2].startswith("ALE/")
 
 
 def _is_envpool(source: Source) -> bool:
@@ -196,7 +221,7 @@ def _made_vector(name: str, spec: registration.EnvSpec, count: int, options: Map
 
 
 def _register_atari(name: str) -> None:
-    if name.startswith("ALE/"):
+    if _is_atari(name):
         try:
             import ale_py  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:

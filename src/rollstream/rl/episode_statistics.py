@@ -25,6 +25,11 @@ class EpisodeStatistics:
         self._sums = np.zeros((2, num_envs))  # returns and lengths
         self._discounted = np.zeros(num_envs, np.float32)
 
+    @property
+    def lengths(self) -> Array:
+        """Steps of the current episodes so far."""
+        return self._sums[1]
+
     def columns(
         self, reward: Array, done: Array, mask: Array | None = None, clipped_reward: Array | None = None
     ) -> dict[str, Array]:

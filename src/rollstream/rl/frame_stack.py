@@ -31,6 +31,14 @@ def newest_frame(stack: Array, space: gymnasium.Space[Any], frame_stack: int) ->
     return np.split(stack, frame_stack, channel_axis(space.shape or ()))[-1]
 
 
+def _frame_shape(space: spaces.Box) -> tuple[int, ...]:
+    """The shape of a frame: images have channels, and no axis for the frames (as ALE's in color do)."""
+    shape = space.shape
+    if space.dtype == np.uint8 and len(shape) == 2:
+        return (*shape, 1)
+    return shape[1:] if space.dtype == np.uint8 and len(shape) == 4 and shape[0] == 1 else shape
+
+
 class FrameStack(Vector):
     """Environments whose observations are the last few frames."""
 
@@ -44,8 +52,7 @@ class FrameStack(Vector):
         )
         space = inner.observation_space
         assert isinstance(space, spaces.Box)
-        grey = len(space.shape) == 2 and space.dtype == np.uint8
-        self._shape = (*space.shape, 1) if grey else space.shape
+        self._shape = _frame_shape(space)
         self._axis = channel_axis(self._shape)
         low, high = (
             first_stack(own.reshape(self._shape), frame_stack, self._axis) for own in (space.low, space.high)

@@ -140,7 +140,7 @@ class Learner:
             others = f", and so {'is' if len(bad) == 2 else 'are'} {', '.join(bad[1:])}" if bad[1:] else ""
             raise Diverged(
                 f"{bad[0]} is {metrics[bad[0]]} in update {self.version + 1}{others}; the weights before it "
-                f"are kept. Try a smaller learning rate, or look for NaN or infinite rewards or observations"
+                f"are kept. Try a smaller learning rate"
             )
 
     def get_weights(self) -> Weights:

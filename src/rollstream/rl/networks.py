@@ -21,7 +21,7 @@ from jax import lax
 from numpy.random import Generator
 
 from rollstream.rl.action_distributions import ActionDistribution, DiagGaussian
-from rollstream.rl.spaces import SpaceError, channel_axis, is_image, leaf_values, leaves
+from rollstream.rl.spaces import channel_axis, is_image, leaf_values, leaves
 
 Array = Any
 ACTIVATIONS: dict[str, dict[Any, Callable[[Array], Array]]] = {
@@ -29,7 +29,8 @@ ACTIVATIONS: dict[str, dict[Any, Callable[[Array], Array]]] = {
     "relu": {jnp: jax.nn.relu, np: lambda x: np.maximum(x, 0)},
     "silu": {jnp: jax.nn.silu, np: lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x))},  # cannot overflow
 }
-_FEATURES = 512
+_NATURE_FROM = 36
+"""Images of this size and more fit the convolutions of the Nature network."""
 _NUMPY_LIMIT = 1 << 18
 """Multiplications of a layer up to which BLAS stays in one thread (OpenBLAS: 4 x 65536): results then do not
 depend on the number of threads."""
@@ -116,8 +117,13 @@ def apply_mlp(mlp: MLP, x: Array, xp: Any = jnp) -> Array:
     return x
 
 
-class NatureCNN(eqx.Module):
-    """The convolutional network of Mnih et al. (2015, doi:10.1038/nature14236).
+class CNN(eqx.Module):
+    """Convolutions and a dense layer, as many and as large as an image allows.
+
+    From 36 x 36 on it is the network of Mnih et al. (2015, doi:10.1038/nature14236), from 16 x 16 on a
+    smaller one, and below that of MinAtar's baselines (arXiv:1903.03176). Under 36 x 36, convolutions are
+    followed by layer normalization (arXiv:1607.06450) instead of a division by 255: bytes of grids are often
+    small numbers, such as 0 and 1.
 
     Channels come last, or first if that axis is shorter, as in ALE's vector environments.
     """
@@ -126,52 +132,66 @@ class NatureCNN(eqx.Module):
     last: Dense
     channels: int = eqx.field(static=True)
     """The channel axis."""
+    normalized: bool = eqx.field(static=True)
+    """Whether convolutions are normalized."""
+    divisor: float = eqx.field(static=True)
+    """What pixels are divided by."""
 
-    def __init__(self, shape: tuple[int, ...], random: Generator):
-        self.channels = channel_axis(shape)
-        height, width = np.delete(shape, self.channels)
-        if min(height, width) < 36:
-            raise SpaceError(f"images of {height} x {width} are too small; use at least 36 x 36")
-        sizes = [(shape[self.channels], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        self.convolutions = [
-            Convolution(
-                orthogonal((after, before, size, size), np.sqrt(2), random),
-                np.zeros((after, 1, 1), np.float32),
-                stride,
-            )
-            for before, after, size, stride in sizes
-        ]
-        image = jax.ShapeDtypeStruct(shape, jnp.float32)
+    def __init__(self, space: gymnasium.Space[Any], random: Generator):
+        assert isinstance(space, spaces.Box)
+        self.channels = channel_axis(space.shape)
+        size = int(np.delete(space.shape, self.channels).min())
+        self.normalized = size < _NATURE_FROM
+        self.divisor = 1.0 if self.normalized else max(1.0, float(space.high.max()))
+        self.convolutions = []
+        before = space.shape[self.channels]
+        convolutions, features = _cnn_sizes(size)
+        for after, width, stride in convolutions:
+            weight = orthogonal((after, before, width, width), np.sqrt(2), random)
+            self.convolutions.append(Convolution(weight, np.zeros((after, 1, 1), np.float32), stride))
+            before = after
+        image = jax.ShapeDtypeStruct(space.shape, jnp.float32)
         flat = jax.eval_shape(lambda own: self._convolved(own), image).size  # the method has no hash yet
-        self.last = dense(flat, _FEATURES, np.sqrt(2), random)
+        self.last = dense(flat, features, np.sqrt(2), random)
 
     def _convolved(self, image: Array) -> Array:
         x = jnp.moveaxis(image, self.channels, 0)
         for convolution in self.convolutions:
-            x = jax.nn.relu(convolution(x))
+            x = convolution(x)
+            x = jax.nn.relu(jax.nn.standardize(x, axis=None, epsilon=1e-8) if self.normalized else x)
         return x.reshape(-1)
 
     def __call__(self, image: Array) -> Array:
         """Features of an image."""
-        return jax.nn.relu(self.last(self._convolved(image.astype(jnp.float32) / 255)))
+        return jax.nn.relu(self.last(self._convolved(image.astype(jnp.float32) / self.divisor)))
+
+
+def _cnn_sizes(size: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Filters, width and stride of each convolution, and features, given the shorter side of an image."""
+    if size >= _NATURE_FROM:
+        return [(32, 8, 4), (64, 4, 2), (64, 3, 1)], 512
+    if size >= 16:
+        return [(16, 4, 2), (32, 4, 2)], 128
+    return [(16, 3, 1)] if size >= 3 else [], 128
 
 
 class Encoder(eqx.Module):
-    """Any observation as one vector: images by a Nature CNN, discrete parts one-hot, concatenated."""
+    """Any observation as one vector: images by a CNN, discrete parts one-hot, concatenated."""
 
-    images: dict[str, NatureCNN]
+    images: dict[str, CNN]
     space: gymnasium.Space[Any] = eqx.field(static=True)
 
     def __init__(self, space: gymnasium.Space[Any], random: Generator):
         self.space = space
-        self.images = {
-            path: NatureCNN(part.shape or (), random) for path, part in leaves(space) if is_image(part)
-        }
+        self.images = {path: CNN(part, random) for path, part in leaves(space) if is_image(part)}
 
     @property
     def size(self) -> int:
         """Length of the vector."""
-        return sum(_FEATURES if is_image(part) else flat_size(part) for _, part in leaves(self.space))
+        return sum(
+            len(self.images[path].last.bias) if is_image(part) else flat_size(part)
+            for path, part in leaves(self.space)
+        )
 
     def __call__(self, observation: Any) -> Array:
         """The vector."""
@@ -181,6 +201,15 @@ class Encoder(eqx.Module):
             for (path, part), own in zip(parts, leaf_values(self.space, observation), strict=True)
         ]
         return jnp.concatenate(vectors)
+
+
+def hidden_sizes(
+    space: gymnasium.Space[Any], hidden: Sequence[int] | None, default: Sequence[int]
+) -> Sequence[int]:
+    """The sizes, or by default none for images, which go from the CNN straight to the heads."""
+    if hidden is not None:
+        return hidden
+    return () if all(is_image(part) for _, part in leaves(space)) else default
 
 
 class ActorCritic(eqx.Module):
@@ -212,12 +241,12 @@ def actor_critic(
     distribution: ActionDistribution,
     random: Generator,
     *,
-    hidden: Sequence[int] = (64, 64),
+    hidden: Sequence[int] | None = None,
     activation: str = "tanh",
     log_std: float = 0.0,
 ) -> ActorCritic:
     """The default actor-critic network: orthogonal initialization, small in the actor's last layer."""
-    encoder = Encoder(space, random)
+    encoder, hidden = Encoder(space, random), hidden_sizes(space, hidden, (64, 64))
     actor, critic = (MLP(encoder.size, hidden, activation, random) for _ in range(2))
     last = hidden[-1] if hidden else encoder.size
     gaussian = isinstance(distribution, DiagGaussian)
@@ -262,13 +291,13 @@ def q_network(
     actions: int,
     random: Generator,
     *,
-    hidden: Sequence[int] = (64, 64),
+    hidden: Sequence[int] | None = None,
     activation: str = "relu",
     dueling: bool = False,
     num_atoms: int = 1,
 ) -> QNetwork:
     """The default Q network."""
-    encoder = Encoder(space, random)
+    encoder, hidden = Encoder(space, random), hidden_sizes(space, hidden, (64, 64))
     body = MLP(encoder.size, hidden, activation, random)
     last = hidden[-1] if hidden else encoder.size
     value = dense(last, num_atoms, 1.0, random) if dueling else None
@@ -299,12 +328,15 @@ def head_network(
     random: Generator,
     *,
     action_size: int = 0,
-    hidden: Sequence[int] = (256, 256),
+    hidden: Sequence[int] | None = None,
     activation: str = "relu",
     gain: float = 1.0,
 ) -> HeadNetwork:
     """The default actor, or with `action_size` the default critic; `gain` scales the last layer at first."""
     encoder = Encoder(space, random)
+    if action_size:  # a critic has to combine its features with the action
+        hidden = (256, 256) if hidden is None else hidden
+    hidden = hidden_sizes(space, hidden, (256, 256))
     body = MLP(encoder.size + action_size, hidden, activation, random)
     last = hidden[-1] if hidden else encoder.size + action_size
     return HeadNetwork(encoder, body, dense(last, outputs, gain, random))

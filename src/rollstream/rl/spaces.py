@@ -19,14 +19,28 @@ class SpaceError(RollstreamError):
     """A space that an algorithm or a network does not support."""
 
 
-def require_observation_space(space: Space[Any], path: str = "the observation space") -> None:
+def require_observation_space(space: Space[Any]) -> None:
     """Raise `SpaceError` if policies do not support an observation space, naming the part."""
+    _require_supported(space, "the observation space")
+    if not any(np.prod(part.shape or (1,)) for _, part in leaves(space)):
+        raise SpaceError(
+            f"the observation space is {space}, which has nothing to observe; add a part, such as a constant "
+            f"gymnasium.spaces.Box(0, 1, (1,))"
+        )
+
+
+def _require_supported(space: Space[Any], path: str, *, nested: bool = False) -> None:
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            require_observation_space(part, f"{path}[{name!r}]")
+            if name == "action_mask" and nested:
+                raise SpaceError(
+                    f"the action mask is {path}[{name!r}], inside another part; move it to the top of the "
+                    f"observation space, or report it as info['action_mask']"
+                )
+            _require_supported(part, f"{path}[{name!r}]", nested=True)
     elif isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
-            require_observation_space(part, f"{path}[{index}]")
+            _require_supported(part, f"{path}[{index}]", nested=True)
     elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise SpaceError(
             f"{path} is {space}; policies support Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
@@ -45,8 +59,8 @@ def require_action_space(space: Space[Any], kinds: tuple[type, ...], algorithm: 
 
 
 def is_image(space: Space[Any]) -> bool:
-    """Whether a space is of images: a Box of bytes with three axes."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    """Whether a space is of images: a Box of bytes or booleans with three axes."""
+    return isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.bool_) and len(space.shape) == 3
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:

@@ -16,9 +16,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rollstream.rl.env_checks import INTERFACE_ERRORS, check_observation, checked_reset, explain
+from rollstream.rl.action_masks import ActionMasks
+from rollstream.rl.env_checks import INTERFACE_ERRORS, check_observation, checked_reset, env_name, explain
 from rollstream.rl.env_state import load_environments, saved_environments
-from rollstream.rl.spaces import Observation, SpaceError, put, take, zeros
+from rollstream.rl.spaces import Observation, put, take, zeros
 
 
 class VectorStep(NamedTuple):
@@ -86,8 +87,8 @@ class SyncVector(Vector):
         self._environments = [make() for _ in range(count)]
         first = self._environments[0]
         self.action_space = first.action_space
-        self._masked = _has_mask(first, first.observation_space, first.action_space)
-        self.observation_space = _masked_space(first.observation_space, first.action_space, self._masked)
+        self._masks = _masks(first, first.observation_space, first.action_space)
+        self.observation_space = self._masks.space
         self._convert = actions_for(self.action_space)
         self._template = zeros(self.observation_space, count)
         self._plain = isinstance(self._template, np.ndarray)
@@ -97,6 +98,8 @@ class SyncVector(Vector):
         observations = zeros(self.observation_space, self.count)
         for index, (environment, seed) in enumerate(zip(self._environments, seeds, strict=True)):
             put(observations, index, self._with_mask(*checked_reset(environment, seed=int(seed))))
+        if self._masks.present:
+            self._masks.require_legal(observations["action_mask"])
         return observations
 
     def step(self, actions: np.ndarray[Any, Any]) -> VectorStep:
@@ -120,23 +123,28 @@ class SyncVector(Vector):
                     observation, info = checked_reset(environment)
                 if self._plain:
                     observations[index] = observation
+                    if info:
+                        self._masks.require_none(info)
                 else:
                     put(observations, index, self._with_mask(observation, info))
         except INTERFACE_ERRORS as error:
             explain(error, self._environments[0])
             raise
+        if self._masks.present:
+            self._masks.require_legal(observations["action_mask"])
         ended = [index for index, _ in final]
         return VectorStep(observations, rewards, terminations, truncations, ended, final, None, success)
 
     def _with_mask(self, observation: Any, info: dict[str, Any], *, final: bool = False) -> Observation:
-        if not self._masked:
+        if not self._masks.in_info:
+            self._masks.require_none(info)
             return observation
         if "action_mask" in info:
-            mask = join_masks(info["action_mask"])
+            mask = self._masks.read(info["action_mask"])
         elif final:  # the policy does not act on it
-            mask = np.ones(self._template["action_mask"].shape[1:], np.int8)
+            mask = np.ones(self._masks.size, np.int8)
         else:
-            raise _missing_mask(self._environments[0])
+            raise self._masks.incomplete()
         return {"observation": observation, "action_mask": mask}
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,8 +170,8 @@ class NativeVector(Vector):
         self._mode = AutoresetMode(environment.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.action_space = environment.single_action_space
         space = environment.single_observation_space
-        self._masked = _has_mask(environment, space, self.action_space)
-        self.observation_space = _masked_space(space, self.action_space, self._masked)
+        self._masks = _masks(environment, space, self.action_space)
+        self.observation_space = self._masks.space
         self.has_reset_steps = self._mode is AutoresetMode.NEXT_STEP
         self._ended = np.zeros(self.count, bool)
         self._convert = actions_for(self.action_space, whole=True)
@@ -209,7 +217,7 @@ class NativeVector(Vector):
 
     def _final(self, info: dict[str, Any], ended: list[int]) -> list[tuple[int, Observation]]:
         final = [(index, _copied(take(info["final_obs"], index))) for index in ended]
-        if not self._masked:
+        if not self._masks.in_info:
             return final
         legal = self._legal(info.get("final_info", {}), needed=False)
         return [(index, {"observation": own, "action_mask": legal[index]}) for index, own in final]
@@ -218,20 +226,23 @@ class NativeVector(Vector):
         self, observation: Any, info: dict[str, Any], needed: Any = True, before: Any = None
     ) -> Observation:
         copied = _copied(observation)  # some environments reuse their arrays
-        if not self._masked:
-            return copied
-        others = None if before is None else before["action_mask"]
-        return {"observation": copied, "action_mask": self._legal(info, needed, others)}
+        if self._masks.in_info:
+            others = None if before is None else before["action_mask"]
+            copied = {"observation": copied, "action_mask": self._legal(info, needed, others)}
+        else:
+            self._masks.require_none(info)
+        if self._masks.present:
+            self._masks.require_legal(copied["action_mask"], needed)
+        return copied
 
     def _legal(self, info: dict[str, Any], needed: Any, others: Any = None) -> np.ndarray[Any, Any]:
         """Action masks; where none is reported or needed, those of `others`, or all ones."""
         reported = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.count)
         if (needed & ~reported).any():
-            raise _missing_mask(self._environment)
-        space: Any = self.observation_space
-        legal = zeros(space["action_mask"], self.count) + np.int8(1) if others is None else others.copy()
+            raise self._masks.incomplete()
+        legal = np.ones((self.count, self._masks.size), np.int8) if others is None else others.copy()
         for index in np.flatnonzero(reported):
-            legal[index] = join_masks(info["action_mask"][index])
+            legal[index] = self._masks.read(info["action_mask"][index])
         return legal
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,40 +273,18 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
         return lambda actions: np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
     if isinstance(space, spaces.MultiDiscrete):
         return lambda actions: actions.reshape(-1, *space.shape) + space.start
+    if isinstance(space, spaces.MultiBinary):
+        return lambda actions: actions.astype(space.dtype, copy=False)
     return lambda actions: actions
 
 
-def _has_mask(environment: Any, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> bool:
-    """Whether an environment reports action masks in `info`, and not in its observations."""
+def _masks(
+    environment: Any, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]
+) -> ActionMasks:
     observation, info = checked_reset(environment, seed=0)
     if isinstance(environment, gymnasium.Env):
         check_observation(environment, observation)
-    if isinstance(observations, spaces.Dict) and "action_mask" in observations.spaces:
-        return False
-    return "action_mask" in info and isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete))
-
-
-def _missing_mask(environment: Any) -> SpaceError:
-    spec = environment.spec
-    name = type(environment.unwrapped).__name__ if spec is None else spec.id
-    return SpaceError(
-        f"{name} reports info['action_mask'] after a reset, but not after a step; report it with every "
-        f"observation the policy acts on"
-    )
-
-
-def _masked_space(space: gymnasium.Space[Any], actions: Any, masked: bool) -> gymnasium.Space[Any]:
-    if not masked:
-        return space
-    size = int(actions.n) if isinstance(actions, spaces.Discrete) else int(actions.nvec.sum())
-    return spaces.Dict({"observation": space, "action_mask": spaces.MultiBinary(size)})
-
-
-def join_masks(mask: Any) -> Any:
-    """One mask of a MultiDiscrete action, for which Gymnasium has a mask per part."""
-    if isinstance(mask, (tuple, list)):
-        return np.concatenate([np.atleast_1d(part) for part in mask])
-    return mask
+    return ActionMasks(env_name(environment), observations, actions, info)
 
 
 def _success(info: dict[str, Any], ended: Sequence[int]) -> list[tuple[int, float]]:

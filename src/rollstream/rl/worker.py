@@ -23,6 +23,7 @@ from rollstream.rl.jit import jit
 from rollstream.rl.params import Weights
 from rollstream.rl.policy import NumpyPolicy, Policy
 from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
+from rollstream.rl.rollout_checks import check_rollout
 from rollstream.rl.spaces import Observation, put, reset_rows, take, zeros
 
 PolicyMaker = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any]
@@ -165,20 +166,23 @@ class RolloutWorker:
             if self._is_recurrent and (started := step.started):
                 state = reset_rows(state, self.policy.initial_state(num_envs), started)
         self.observation, self.state = observation, state
-        clipped = np.sign(reward) if spec.clip_rewards else reward
         columns = Batch(
             observation=observations,
             action=np.stack(actions),
-            reward=clipped,
+            reward=reward,
             terminated=terminated,
             truncated=truncated,
             episode_success=success,
-            **self._episodes.columns(reward, terminated | truncated, mask, clipped),
         )
         if mask is not None:
             columns["mask"] = mask
-        after_reset, self._after_reset = self._after_reset, False
-        return Rollout(columns, self.observation, final, self._identity[1], after_reset)
+        rollout = Rollout(columns, observation, final, self._identity[1], self._after_reset)
+        check_rollout(rollout, vector.observation_space, spec.environment.name, self._episodes.lengths)
+        self._after_reset = False
+        if spec.clip_rewards or spec.environment.clips_rewards:
+            columns["reward"] = np.sign(reward)
+        columns |= self._episodes.columns(reward, terminated | truncated, mask, columns["reward"])
+        return rollout
 
     # State -------------------------------------------------------------------------------------
 

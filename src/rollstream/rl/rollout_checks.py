@@ -1,0 +1,96 @@
+"""Checks of a rollout: rewards and observations are finite, and discrete observations are in their space."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rollstream.rl.env_checks import BadEnvironment
+from rollstream.rl.rollout import Rollout
+from rollstream.rl.spaces import Observation, leaf_values, leaves
+
+Array = np.ndarray[Any, Any]
+
+
+class _Invalid(NamedTuple):
+    """Where a value is invalid; the smallest comes first in time."""
+
+    row: int
+    after: bool
+    """Whether the step of that row returned it; otherwise the policy acted on it in that row."""
+    environment: int
+    reason: str
+
+
+def check_rollout(rollout: Rollout, space: gymnasium.Space[Any], name: str, lengths: Array) -> None:
+    """Raise `BadEnvironment`, naming the environment and the step, unless all values can be learned from.
+
+    Args:
+        rollout: As sampled.
+        space: Observation space of one environment.
+        name: Of the environment.
+        lengths: Steps of each environment's episode before the rollout.
+    """
+    reward, observation = rollout.columns["reward"], rollout.columns["observation"]
+    found: list[_Invalid] = []
+    if not _is_finite(reward):
+        for t, i in np.argwhere(~np.isfinite(reward))[:1].tolist():
+            found.append(_Invalid(t, True, i, f"the reward is {reward[t, i]}"))
+    found += [_Invalid(t, False, i, why) for (t, i), why in _invalid_rows(space, observation, 2)]
+    last = _invalid_rows(space, rollout.last_observation, 1)
+    found += [_Invalid(len(reward), False, i, why) for (i,), why in last]
+    for t, i, final in rollout.final_observations:
+        found += [_Invalid(t, True, i, why) for _, why in _invalid_rows(space, final, 0)]
+    if found:
+        raise _error(min(found), rollout, name, lengths)
+
+
+def _invalid_rows(
+    space: gymnasium.Space[Any], observation: Observation, leading: int
+) -> list[tuple[tuple[int, ...], str]]:
+    """The first row, by its leading axes, where a part of the observations is invalid, and why."""
+    found: list[tuple[tuple[int, ...], str]] = []
+    for (path, part), values in zip(leaves(space), leaf_values(space, observation), strict=True):
+        array = np.asarray(values)
+        if (valid := _valid(part, array)) is not None and not valid.all():
+            first = tuple(np.argwhere(~valid)[0].tolist())
+            label = f"part {path[1:]!r} of the observation" if path else "the observation"
+            outside = "" if isinstance(part, spaces.Box) else f", outside of {part},"
+            found.append((first[:leading], f"{label} is {array[first]}{outside}"))
+    return found
+
+
+def _valid(space: gymnasium.Space[Any], array: Array) -> Array | None:
+    """Which numbers are valid; `None` if all are."""
+    if isinstance(space, spaces.Box) and np.issubdtype(array.dtype, np.floating):
+        return None if _is_finite(array) else np.isfinite(array)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        index = array - space.start
+        return (index >= 0) & (index < (space.n if isinstance(space, spaces.Discrete) else space.nvec))
+    return None
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether all numbers are finite: if their sum is, which takes a third of the time to compute."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+
+
+def _error(invalid: _Invalid, rollout: Rollout, name: str, lengths: Array) -> BadEnvironment:
+    columns, i, row = rollout.columns, invalid.environment, invalid.row
+    ends = np.flatnonzero((columns["terminated"] | columns["truncated"])[:row, i])
+    start = ends[-1] + 1 if ends.size else 0
+    taken = columns["mask"][start:row, i].sum() if "mask" in columns else row - start
+    step = int(taken) + invalid.after + (0 if ends.size else int(lengths[i]))
+    when = f"in step {step} of an episode of {name}" if step else f"after a reset of {name}"
+    where = f"{when} (environment {i} of worker {rollout.worker})"
+    actions = columns["action"][: row + invalid.after, i]
+    if np.issubdtype(actions.dtype, np.floating) and not _is_finite(actions):
+        return BadEnvironment(
+            f"the policy chose an action that is NaN or infinite {where}, so training has diverged; try a "
+            f"smaller learning rate"
+        )
+    return BadEnvironment(f"{invalid.reason} {where}; all rewards and observations have to be valid")
