@@ -164,7 +164,10 @@ def test_sigterm_stops_and_says_how_to_resume(
 def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
     """Writing to it fails from then on, which must not keep the run from being saved."""
     out, (terminal, side) = tmp_path / "run", os.openpty()
-    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); import rollstream.__main__"
+    code = (
+        "import fcntl, signal, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # `nohup` ignores it
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); import rollstream.__main__"
+    )
     command = ["-c", code, "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
     streams: dict[str, Any] = {"stdin": side, "stdout": side, "stderr": side, "start_new_session": True}
     with scripts.started(*command, **streams, env={**os.environ, "TERM": "xterm"}) as process:
