@@ -320,6 +320,15 @@ def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
     small(tmp_path / "run", steps=128, resume=True)
 
 
+@pytest.fixture
+def _hangups() -> Iterator[None]:
+    """SIGHUP as a terminal has it: `nohup` ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends_as_usual(straight: Run, tmp_path: Path, number: signal.Signals) -> None:
     def at_three(report: dict[str, float]) -> None:
