@@ -55,7 +55,7 @@ REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
 
 ON_ACTORS = {
     "a3c": ("worker", "worker_gradients"),
-    "apex": ("worker", "set_epsilon", "add_priorities", "td_errors", "replay"),
+    "apex": ("worker", "set_epsilon", "add_priorities", "max_q", "td_errors", "replay"),
 }
 """Functions of an algorithm's own file that give actors more to do than to sample."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -192,6 +193,50 @@ class Catch(gymnasium.Env[Any, Any]):
         grid = np.zeros((10, 10, 4), np.uint8)
         grid[self._row, self._ball, 0] = grid[-1, self._paddle, 1] = self._value
         return grid
+
+
+class Identity(gymnasium.Env[Any, Any]):
+    """Pays 1 for the action that equals the observation; of a Box, within `tolerance` of it.
+
+    Every observation is a fresh sample, and an episode is cut off after 100 steps, so the best return is 100.
+    Stable-Baselines3 tests its algorithms on such environments.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None = None, tolerance: float = 0.5):
+        self.observation_space = self.action_space = spaces.Discrete(4) if space is None else space
+        self._tolerance = tolerance
+        self._observation: Any = None
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._step = 0
+        return self._next(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        tolerance = self._tolerance if isinstance(self.action_space, spaces.Box) else 0
+        reward = float(np.all(np.abs(np.subtract(action, self._observation, dtype=float)) <= tolerance))
+        self._step += 1
+        return self._next(), reward, False, self._step == 100, {}
+
+    def _next(self) -> Any:
+        self._observation = self.observation_space.sample()
+        return self._observation
+
+
+IDENTITY_SPACES: dict[str, spaces.Space[Any]] = {
+    "Discrete": spaces.Discrete(4),
+    "Box": spaces.Box(-1, 1, (1,), np.float32),
+    "MultiDiscrete": spaces.MultiDiscrete([4, 4]),
+    "MultiBinary": spaces.MultiBinary(4),
+}
+
+
+def identity(name: str) -> Identity:
+    """An identity environment of its own for every call: spaces have a random state."""
+    return Identity(deepcopy(IDENTITY_SPACES[name]))
 
 
 def worker_of(spec: WorkerSpec, index: int = 0) -> RolloutWorker:

@@ -36,7 +36,7 @@ WIDE: dict[str, dict[str, Any]] = {
 QUICK_A2C = {
     "num_envs": 8,
     "rollout_length": 8,
-    "learning_rate": 0.01,
+    "learning_rate": 0.002,
     "gamma": 0.95,
     "value_coefficient": 0.1,
     "max_grad_norm": 100.0,
@@ -170,6 +170,12 @@ def test_weights_are_the_same_on_every_engine(name: str, engine: str) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
     assert trained(name, engine, **WIDE[name]) == on_inline(name, wide=True)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
+def test_normalized_weights_are_the_same_on_every_engine(engine: str) -> None:
+    normalized: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
+    assert trained("ppo", engine, 3, **normalized) == trained("ppo", "inline", 3, **normalized)
 
 
 def test_another_seed_gives_other_weights() -> None:

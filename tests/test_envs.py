@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from small_envs import ENDINGS, Samples, Scripted, sampled, worker_of
 
 from rollstream.engine import RollstreamError
+from rollstream.flow import Context
 from rollstream.rl.env_checks import BadEnvironment
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.env_state import UnknownState, load_environments, saved_environments
@@ -992,3 +993,30 @@ def test_what_an_environment_raises_itself_stays_as_it_is() -> None:
     vector = EnvSpec(Misbehaved, {"goes_on": ValueError("mine")}).make(1)
     with pytest.raises(ValueError, match=r"^mine$"):
         vector.step(np.zeros(1, int))
+
+
+# Statistics from the start -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalized", ["normalize_observations", "normalize_rewards"])
+def test_a_worker_normalizes_from_its_first_rollout_on(normalized: str) -> None:
+    """By the statistics of steps that it took before, which count nowhere; its episodes start anew."""
+    gamma = 0.9 if normalized == "normalize_rewards" else None
+    policy = partial(ActorCriticPolicy, **{normalized: True})
+    worker = worker_of(WorkerSpec(EnvSpec(Scripted), 2, 5, policy, reward_norm_gamma=gamma))
+    name = "return" if gamma else "observation"
+    assert float(worker.weights[f"{name}.count"]) == 0
+    rollout = worker.sample(_context())
+    assert float(worker.weights[f"{name}.count"]) == 256
+    assert rollout["observation"][0, :, 1].tolist() == [0, 0]
+    assert (np.asarray(worker.weights[f"{name}.deviation"]) > 0).all()
+    before = worker.weights
+    worker.sample(_context())
+    assert worker.weights is before
+    worker.set_weights(1, {key: np.asarray(value) for key, value in before.items()})
+    worker.sample(_context())
+    assert float(worker.weights[f"{name}.count"]) == 256
+
+
+def _context() -> Context:
+    return Context("sample", ("worker", "sample", 0), None, {})

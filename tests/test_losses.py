@@ -1,5 +1,6 @@
 """Advantages, losses, their gradients and updates against versions in numpy and double precision."""
 
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.gae import bootstrap_values, compute_gae
 from rollstream.rl.learner import Diverged, Learner
+from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import (
     CLIP,
     Moments,
@@ -30,7 +32,7 @@ from rollstream.rl.normalize import (
 )
 from rollstream.rl.operators import StandardizeFields
 from rollstream.rl.params import trainable
-from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.policy import ActorCriticPolicy, apply_network
 from rollstream.rl.updates import explained_variance, minibatch_permutations, scan_minibatches
 
 Weights = dict[str, Any]
@@ -223,7 +225,7 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
         if algorithm is ppo:  # Adam's first step
             change = slope / (np.abs(slope) + 1e-5)
         else:
-            change = slope / np.sqrt(0.99 + 0.01 * slope**2 + 1e-5)
+            change = slope / (0.1 * np.abs(slope) + 1e-5)
         expected_weights = in_double(weights[name]) - config.learning_rate * change
         np.testing.assert_allclose(
             learner.weights[name], expected_weights, rtol=1e-4, atol=2e-5, err_msg=name
@@ -419,6 +421,80 @@ def test_the_learner_keeps_statistics_of_steps_and_normalizes_by_them() -> None:
         rtol=1e-3,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("algorithm", [a2c, ppo], ids=["a2c", "ppo"])
+def test_the_first_batch_is_trained_on_with_its_own_statistics(algorithm: ModuleType) -> None:
+    """As if they had been there before, however large the observations are; and they count once."""
+    config, policy, weights, batch = example(algorithm, "discrete", normalize_observations=True)
+    batch["observation"] = 1e4 + 1e4 * batch["observation"]
+    empty = weights | Moments.empty(2).as_weights("observation")
+    first = algorithm.learner(config, task(), policy)
+    first.weights = empty
+    first.train(batch)
+    known = algorithm.learner(config, task(), policy)
+    known.weights = weights | policy.batch_statistics(batch)
+    known.train(batch)
+    for name, value in trainable(known.weights).items():
+        np.testing.assert_allclose(first.weights[name], value, rtol=1e-5, atol=1e-7)
+    assert float(first.weights["observation.count"]) == T * B
+
+
+def test_moments_of_large_values_are_exact() -> None:
+    """The mean of values around a million, added up in single precision, would be off by their deviation."""
+    random = np.random.default_rng(6)
+    values = (1e6 + random.normal(0, 1, (5_000, 2))).astype(np.float32)
+    moments = combine_moments(compute_moments(values[:3_000]), compute_moments(values[3_000:]))
+    together = values.astype(np.float64)
+    np.testing.assert_allclose(moments.mean, together.mean(0), atol=0.1)
+    np.testing.assert_allclose(moments.std, together.std(0), rtol=0.01)
+
+
+# Policies of one's own ---------------------------------------------------------------------------
+
+
+class OwnOutputs(ActorCriticPolicy):
+    """Ignores what it is told about normalization."""
+
+    def outputs(self, weights: Weights, observation: Any) -> Any:
+        return apply_network(self.params.module(weights), self.observation_space, observation)
+
+
+@pytest.mark.parametrize("algorithm", [a2c, ppo, a3c], ids=["a2c", "ppo", "a3c"])
+def test_a_policy_of_ones_own_normalizes_as_configured(algorithm: ModuleType) -> None:
+    own = replace(task(), policy=partial(ActorCriticPolicy, network=partial(actor_critic, hidden=(3,))))
+    config = algorithm.Config(normalize_observations=True, normalize_rewards=True)
+    policy = algorithm.worker(config, own).policy(OBSERVATIONS, ACTIONS["discrete"])
+    assert policy.normalize_observations
+    assert policy.normalize_rewards
+    assert {"observation.count", "return.count"} <= policy.init(0).keys()
+    plain = algorithm.worker(algorithm.Config(), own).policy(OBSERVATIONS, ACTIONS["discrete"])
+    assert not plain.normalize_observations
+
+
+def test_a_policy_that_cannot_normalize_is_refused() -> None:
+    own = replace(task(), policy=OwnOutputs)
+    spec = ppo.worker(ppo.Config(normalize_observations=True), own)
+    with pytest.raises(
+        RollstreamError, match="normalize_observations is on, but OwnOutputs does not normalize"
+    ):
+        spec.policy(OBSERVATIONS, ACTIONS["discrete"])
+    assert ppo.worker(ppo.Config(), own).policy(OBSERVATIONS, ACTIONS["discrete"])
+
+
+# Optimizers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tf_like", [False, True])
+def test_the_first_step_of_rmsprop(tf_like: bool) -> None:
+    """Ten times the learning rate, since the mean square starts at 0; little if it starts at 1."""
+    optimizer = a2c.make_optimizer(a2c.Config(rmsprop_tf_like=tf_like))
+    gradient = {"a": jnp.array([0.3, -0.1])}
+    step, _ = optimizer.update(gradient, optimizer.init(gradient))
+    square = np.asarray(gradient["a"], np.float64) ** 2
+    root = np.sqrt(0.99 + 0.01 * square + 1e-5) if tf_like else np.sqrt(0.01 * square) + 1e-5
+    updates: Any = step
+    np.testing.assert_allclose(updates["a"], gradient["a"] / root, rtol=1e-4)
 
 
 # What goes wrong ---------------------------------------------------------------------------------

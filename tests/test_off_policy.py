@@ -1,6 +1,7 @@
 """Algorithms that learn from replay learn, report, go on exactly, and look at observations of any kind."""
 
 import pickle
+from dataclasses import fields
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -10,12 +11,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from learning_runs import SMALL, fingerprint, trained, training
-from small_envs import Samples, Signals
+from small_envs import Samples, Scripted, Signals, worker_of
 
 import rollstream as rs
-from rollstream.algos import ALGORITHMS
+from rollstream.algos import ALGORITHMS, apex, dqn
+from rollstream.flow import Context
+from rollstream.replay.buffer import transition_buffer
 from rollstream.rl.algorithm import Task
 from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.off_policy import transition_signature
+from rollstream.rl.replay_operators import rollout_chunk
 from rollstream.rl.spaces import SpaceError
 
 HOMES = {
@@ -193,7 +198,6 @@ DISCRETE = {
                 "hidden": (64,),
                 "gamma": 0.95,
                 "target_update_interval": 50,
-                "exploration_fraction": 0.3,
                 "report_every": 200,
                 "samples_per_insert": 16.0,
                 "num_atoms": 21,
@@ -305,11 +309,23 @@ def test_the_learner_knows_how_much_of_the_training_is_done() -> None:
     with training("dqn", "inline", steps=320, **settings) as (plan, workers):
         for number in range(1, 21):
             report = next(plan)
-            if number > 4:
-                assert workers.learner.steps == report["time/total_timesteps"] - 16  # of the round before
-                done = (report["time/total_timesteps"] - 32) / 320
-                second = min(1.0, (done + 16 / 320) / 0.5)  # the first of a round brings its steps
-                assert report["rollout/exploration_rate"] == pytest.approx(1 - 0.9 * second)
+            if number > 2:
+                assert workers.learner.steps == report["time/total_timesteps"] == 16 * number
+                done = min(1.0, number * 16 / 320 / 0.5)
+                assert report["rollout/exploration_rate"] == pytest.approx(1 - 0.9 * done)
+                assert float(workers.learner.weights["epsilon"]) == pytest.approx(1 - 0.9 * done)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_a_training_ends_with_the_updates_of_its_last_rollout(name: str) -> None:
+    with training(name, "inline", HOMES[name], steps=96, gradient_steps=5, report_every=1000) as (
+        plan,
+        workers,
+    ):
+        report = next(report for report in plan if report["time/total_timesteps"] >= 96)
+        size = workers.spec.num_envs * 2 * workers.spec.rollout_length
+        rounds = (96 - SMALL[name]["learning_starts"]) // size + 1
+        assert report["train/n_updates"] == workers.learner.version == 5 * rounds
 
 
 # The same everywhere, and on -----------------------------------------------------------------------
@@ -449,7 +465,7 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
         ("dqn", {"learning_starts": 990, "num_envs": 2, "rollout_length": 4, "n_step": 5}, 0, 1000),
         pytest.param("sac", {"learning_starts": 999}, 0, 999, marks=pytest.mark.slow),
         pytest.param(
-            *("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1000),
+            *("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1020),
             marks=pytest.mark.slow,
         ),
     ],
@@ -459,9 +475,10 @@ def test_a_training_that_ends_before_it_learns_is_refused(
 ) -> None:
     algorithm, environment = ALGORITHMS[name], "CartPole-v1" if name != "sac" else "Pendulum-v1"
     usual: Any = {"env": environment, "config": settings, "workers": workers, "engine": "inline"}
-    told = rf"training ends after {first:,} steps, before the first update after {first:,} steps"
+    short = first - algorithm.config(**settings).steps_per_round(workers)
+    told = rf"training ends after {short:,} steps, before the first update after {first:,} steps"
     with pytest.raises(rs.RollstreamError, match=told):
-        rs.train(name, steps=first, quiet=True, **usual)
+        rs.train(name, steps=short, quiet=True, **usual)
     settings |= {"report_every": 1, "hidden": (4,), "batch_size": 4}
     with rs.engine("inline") as engine:
         task = Task(EnvSpec(environment), first + 60, workers=workers)
@@ -469,7 +486,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
         learners = algorithm.workers(engine, config, task)
         started = (report for report in algorithm.plan(learners, config) if learners.learner.version)
         ahead = next(started)["time/total_timesteps"] - first
-        assert 0 < ahead <= config.steps_per_round(workers) * (4 if name == "apex" else 1)
+        assert 0 <= ahead <= (config.steps_per_round(workers) * 3 if name == "apex" else 0)
 
 
 def test_environments_and_shards_are_divided_among_workers() -> None:
@@ -485,13 +502,42 @@ def test_environments_and_shards_are_divided_among_workers() -> None:
 
 
 def test_every_environment_of_apex_has_its_own_epsilon() -> None:
-    apex = ALGORITHMS["apex"]
-    spec = apex.worker(apex.config(num_envs=4), Task(EnvSpec("CartPole-v1"), 10_000, workers=2))
+    spec = apex.worker(apex.Config(num_envs=4), Task(EnvSpec("CartPole-v1"), 10_000, workers=2))
     assert spec.exploration is not None
-    late, early = ({"epsilon": np.float32(own)} for own in (0.0, 1.0))
-    found = np.concatenate([spec.exploration(late, index)["epsilon"][:, 0] for index in (0, 1)])
-    np.testing.assert_allclose(found, 0.4 ** (1 + 7 * np.arange(4) / 3), rtol=1e-5)
-    assert spec.exploration(early, 0)["epsilon"].tolist() == [[1.0], [1.0]]
+    expected = 0.4 ** (1 + 7 * np.arange(4) / 3)
+    for shared in (0.0, 0.05, 1.0):  # whatever the learner has
+        weights = {"epsilon": np.float32(shared)}
+        found = np.concatenate([spec.exploration(weights, index)["epsilon"][:, 0] for index in (0, 1)])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert apex.Config(num_envs=4).schedules(0.5)["epsilon"] == pytest.approx(expected.mean())
+
+
+def test_apex_has_no_settings_that_it_does_not_use() -> None:
+    names = {field.name for field in fields(ALGORITHMS["apex"].config)}
+    assert not names & {"gradient_steps", "exploration_fraction", "final_epsilon"}
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_initial_priorities_of_apex_are_td_errors_of_the_items_own_steps(n_step: int) -> None:
+    """As the learner would compute them from the item, under the same weights."""
+    config = apex.Config(num_envs=2, rollout_length=20, n_step=n_step, hidden=(4,), num_atoms=1)
+    spec = apex.worker(config, Task(EnvSpec(Scripted), 1_000))
+    worker = worker_of(spec)
+    policy: Any = worker.policy
+    rollout = worker.sample(Context("sample", ("worker", "sample", 0), None, {}))
+    signature = transition_signature(policy.observation_space, policy.action_space)
+    buffer = transition_buffer(signature, 0, max_size=99, min_size=1, batch_size=64, n_step=n_step)
+    buffer.insert(rollout_chunk(rollout, 0))
+    items = buffer.table.state_dict()["items"]
+    stored = dict(zip(items["keys"].tolist(), items["priorities"].tolist(), strict=True))
+    batch = buffer.sample()
+    assert batch is not None
+    weights = worker.weights
+    _, metrics = dqn.loss(policy, config, weights, np.float32(1), batch.columns, weights)
+    found = [stored[key] for key in batch.keys.tolist()]
+    np.testing.assert_allclose(found, metrics["priority"], rtol=1e-4, atol=1e-4)
+    assert len(set(batch.columns["length"].tolist())) == n_step
+    assert 0 < batch.columns["terminated"].any(1).sum() < 64
 
 
 def test_settings_of_these_tests_are_those_of_the_algorithms() -> None:

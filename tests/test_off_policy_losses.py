@@ -292,10 +292,10 @@ def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:
 
 def test_what_changes_while_dqn_learns() -> None:
     config = dqn.Config(exploration_fraction=0.5, final_epsilon=0.2, importance_exponent=0.4)
-    assert config.schedules(0.0) == {"learning_rate": 1e-4, "epsilon": 1.0, "beta": 0.4}
+    assert config.schedules(0.0) == {"learning_rate": 2.5e-4, "epsilon": 1.0, "beta": 0.4}
     assert config.schedules(0.25)["epsilon"] == pytest.approx(0.6)
-    assert config.schedules(0.5) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 0.7})
-    assert config.schedules(1.0) == pytest.approx({"learning_rate": 1e-4, "epsilon": 0.2, "beta": 1.0})
+    assert config.schedules(0.5) == pytest.approx({"learning_rate": 2.5e-4, "epsilon": 0.2, "beta": 0.7})
+    assert config.schedules(1.0) == pytest.approx({"learning_rate": 2.5e-4, "epsilon": 0.2, "beta": 1.0})
     assert dqn.Config(exploration_fraction=0.0).schedules(0.0)["epsilon"] == pytest.approx(0.05)
 
 

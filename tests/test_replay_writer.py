@@ -430,15 +430,21 @@ def test_observations_may_be_dicts_and_tuples() -> None:
     assert sample.columns["next"].ravel().tolist() == [2, 3, 44, 5, 6, 7]
 
 
-def test_priorities_belong_to_last_steps_and_default_to_the_maximum() -> None:
+def test_priorities_belong_to_first_steps_and_default_to_the_maximum() -> None:
     table = make_table(sampler=Uniform(), max_times_sampled=0)
     writer = Writer(table, Transitions(2))
-    happened = experience([[0], [0], [2], [0], [0]])
+    happened = experience([[0], [0], [2], [0], [0], [0], [0]])
     writer.write(**happened.between(0, 3), priorities=np.array([[1.0], [2.0], [3.0]]))
-    assert table.state_dict()["items"]["priorities"].tolist() == [2, 3, 3]
+    assert table.state_dict()["items"]["priorities"].tolist() == [1, 2, 3]
     table.update_priorities(table.state_dict()["items"]["keys"][:1], np.array([7.0]))
     writer.write(**happened.between(3, 5))
-    assert table.state_dict()["items"]["priorities"].tolist() == [7, 3, 3, 7]
+    assert table.state_dict()["items"]["priorities"].tolist() == [7, 2, 3, 7]
+    writer.write(**happened.between(5, 6), priorities=4.0)
+    assert table.state_dict()["items"]["priorities"].tolist() == [7, 2, 3, 7, 7]
+    other = Writer(table, Transitions(2))
+    other.load_state_dict(writer.state_dict())
+    other.write(**happened.between(6, 7), priorities=5.0)  # its item started in the write before
+    assert table.state_dict()["items"]["priorities"].tolist() == [7, 2, 3, 7, 7, 4]
 
 
 def test_a_refused_write_changes_nothing() -> None:

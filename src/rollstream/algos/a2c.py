@@ -21,10 +21,10 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.gae import add_gae
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import actor_critic
-from rollstream.rl.normalize import update_statistics
+from rollstream.rl.normalize import combined_statistics, first_statistics
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.policy import ActorCriticPolicy, custom_policy
 from rollstream.rl.updates import Metrics, compute_grads, explained_variance, optimizer_step
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
@@ -54,6 +54,9 @@ class Config(AlgorithmConfig):
     """Coefficient of the value loss (vf_coef)."""
     max_grad_norm: NonNegativeFloat = 0.5
     """Maximum global norm of gradients; larger ones are clipped."""
+    rmsprop_tf_like: bool = False
+    """RMSProp as in TensorFlow (RMSpropTFLike): the mean square starts at 1 instead of 0, so the first steps
+    are small, and epsilon is inside the square root."""
     hidden: OptionalSizes = None
     """Hidden layer sizes of actor and critic; by default (64, 64), and none after the CNN if observations
     are images."""
@@ -103,7 +106,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.rollout_length,
-        policy=task.policy or partial(make_policy, config),
+        policy=partial(custom_policy, task.policy, config) if task.policy else partial(make_policy, config),
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
@@ -133,6 +136,7 @@ def gradients(
     policy: ActorCriticPolicy, config: Config, weights: Weights, batch: Batch
 ) -> tuple[Weights, Metrics]:
     """Gradients of the loss on a batch, and metrics."""
+    weights = weights | first_statistics(weights, policy.batch_statistics(batch))
     grads, metrics = compute_grads(partial(loss, policy, config, batch), weights)
     metrics["grad_norm"] = optax.tree.norm(grads)
     metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
@@ -140,10 +144,11 @@ def gradients(
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """RMSProp as in TensorFlow, with epsilon inside the square root: A2C's results depend on it."""
+    """RMSProp after clipping. Its mean square starts at 0, so the first steps are large, or at 1."""
+    tf_like = config.rmsprop_tf_like
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_rms(decay=0.99, eps=1e-5, initial_scale=1.0, eps_in_sqrt=True),
+        optax.scale_by_rms(decay=0.99, eps=1e-5, initial_scale=float(tf_like), eps_in_sqrt=tf_like),
     )
 
 
@@ -154,7 +159,8 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     def update(weights: Weights, opt_state: Any, batch: Batch, _: Array, schedules: Any) -> Any:
         grads, metrics = gradients(policy, config, weights, batch)
         weights, opt_state = optimizer_step(optimizer, schedules["learning_rate"], grads, opt_state, weights)
-        return update_statistics(weights, policy.batch_statistics(batch)), opt_state, metrics
+        combined = combined_statistics(weights, policy.batch_statistics(batch))
+        return weights | combined, opt_state, metrics
 
     return Learner(
         policy, update, optimizer, schedules=config.schedules, seed=task.seed, total_steps=task.steps

@@ -23,6 +23,7 @@ from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
+from rollstream.rl.gae import bootstrap_values, final_values
 from rollstream.rl.jit import jit
 from rollstream.rl.off_policy import replay_buffers
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep, UpdateWeights
@@ -44,7 +45,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Config(dqn.Config):
+class Config(dqn.QLearningConfig):
     """Hyperparameters of Ape-X: those of DQN with other defaults, and how it is distributed."""
 
     algorithm: ClassVar[str] = "apex"
@@ -66,17 +67,27 @@ class Config(dqn.Config):
     samples_per_insert: NonNegativeFloat = 8.0
     """Average number of times a transition is sampled."""
     epsilon_base: Fraction = 0.4
-    """Epsilon of the most exploring environment, once it is above the epsilon all share."""
+    """Epsilon of the environment that explores most."""
     epsilon_alpha: NonNegativeFloat = 7.0
     """Environment i of N explores with epsilon_base ** (1 + epsilon_alpha * i / (N - 1))."""
+
+    @property
+    def epsilons(self) -> np.ndarray[Any, Any]:
+        """The constant epsilon of each environment."""
+        exponent = 1 + self.epsilon_alpha * np.arange(self.num_envs) / max(1, self.num_envs - 1)
+        return (self.epsilon_base**exponent).astype(np.float32)
+
+    def epsilon(self, progress: float) -> float:  # noqa: ARG002
+        """Exploration rate: the mean over the environments, for reports."""
+        return float(self.epsilons.mean())
 
     def steps_per_round(self, workers: int) -> int:
         """Environment steps of one worker's rollout: rollouts reach the replay one by one."""
         return max(1, self.num_envs // max(1, workers)) * self.rollout_length
 
     def steps_before_learning(self, workers: int) -> int:
-        """Environment steps before the first update, in whole rollouts."""
-        return self.rollouts_before_learning(workers) * self.steps_per_round(workers)
+        """Environment steps before the first update: the next rollout comes before replay's first batch."""
+        return (self.rollouts_before_learning(workers) + 1) * self.steps_per_round(workers)
 
     def rollouts_before_learning(self, workers: int) -> int:
         """Rollouts that complete `learning_starts` transitions, of `n_step` steps each."""
@@ -100,21 +111,21 @@ def worker(config: Config, task: Task) -> WorkerSpec:
 
 
 def set_epsilon(config: Config, workers: int, weights: Weights, index: int) -> Weights:
-    """The weights of a worker: each of its environments has its own epsilon, at least the scheduled one."""
+    """The weights of a worker: each of its environments has its own epsilon."""
     num_envs = config.num_envs // workers
-    env = index * num_envs + np.arange(num_envs, dtype=np.float32)
-    epsilon = config.epsilon_base ** (1 + config.epsilon_alpha * env / max(1, config.num_envs - 1))
-    epsilon = np.maximum(np.float32(weights["epsilon"]), epsilon.astype(np.float32))
-    return weights | {"epsilon": epsilon[:, None]}
+    return weights | {"epsilon": config.epsilons[index * num_envs : (index + 1) * num_envs, None]}
 
 
 def add_priorities(config: Config, frame_stack: int, policy: QPolicy) -> Postprocess:
-    """Postprocessing that adds `priority` to a rollout: the absolute one-step TD error."""
-    compute = jit(partial(td_errors, policy, config.gamma))
+    """Postprocessing that adds `priority` to a rollout: the absolute n-step TD error from each step on."""
+    compute = jit(partial(td_errors, policy, config.gamma, config.n_step))
+    value = jit(partial(max_q, policy))
 
     def postprocess(weights: Weights, rollout: Rollout) -> Rollout:
         inputs = {name: rollout.columns[name] for name in _TD_COLUMNS}
-        priority = np.asarray(compute(weights, inputs, rollout.last_observation)) + PRIORITY_EPSILON
+        final_value = final_values(policy.observation_space, value, weights, rollout)
+        errors = compute(weights, inputs, rollout.last_observation, final_value)
+        priority = np.asarray(errors) + PRIORITY_EPSILON
         prioritized = replace(rollout, columns=Batch(rollout.columns | {"priority": priority}))
         return newest_frames(prioritized, policy.observation_space, frame_stack)
 
@@ -124,15 +135,32 @@ def add_priorities(config: Config, frame_stack: int, policy: QPolicy) -> Postpro
 _TD_COLUMNS = ("observation", "action", "reward", "terminated", "truncated")
 
 
-def td_errors(policy: QPolicy, gamma: float, weights: Weights, columns: Any, last_observation: Any) -> Array:
-    """Absolute one-step TD errors `[T, B]`; 1 where an episode was truncated."""
+def max_q(policy: QPolicy, weights: Weights, observation: Any) -> Array:
+    """The largest Q value of observations."""
+    return policy.q_values(weights, observation).max(axis=-1)
+
+
+def td_errors(
+    policy: QPolicy,
+    gamma: float,
+    n_step: int,
+    weights: Weights,
+    columns: Any,
+    last_observation: Any,
+    final_value: Array,
+) -> Array:
+    """Absolute n-step TD errors `[T, B]`, with fewer steps before the end of an episode or of the rollout."""
     q_values = policy.q_values(weights, columns["observation"])
     action = columns["action"][..., None].astype(jnp.int32)
     q_tm1 = jnp.take_along_axis(q_values, action, axis=-1)[..., 0]
-    q_t = jnp.concatenate([q_values[1:], policy.q_values(weights, last_observation)[None]]).max(axis=-1)
-    q_t = jnp.where(columns["terminated"], 0.0, q_t)
-    td_error = jnp.abs(columns["reward"] + gamma * q_t - q_tm1)
-    return jnp.where(columns["truncated"], 1.0, td_error)
+    last_value = max_q(policy, weights, last_observation)
+    next_value = bootstrap_values(q_values.max(axis=-1), last_value, final_value, columns["terminated"])
+    ends = (columns["terminated"] | columns["truncated"]).at[-1].set(True)
+    target = columns["reward"] + gamma * next_value
+    for _ in range(n_step - 1):
+        target_t = jnp.concatenate([target[1:], target[-1:]])
+        target = columns["reward"] + gamma * jnp.where(ends, next_value, target_t)
+    return jnp.abs(target - q_tm1)
 
 
 def replay(workers: WorkerSet, config: Config) -> ReplayShards:

@@ -7,6 +7,7 @@ together are Rainbow (arXiv:1710.02298) without noisy networks.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -39,8 +40,8 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig):
-    """Hyperparameters of DQN."""
+class QLearningConfig(OffPolicyConfig):
+    """Hyperparameters that DQN and Ape-X share."""
 
     algorithm: ClassVar[str] = "dqn"
 
@@ -48,24 +49,18 @@ class Config(OffPolicyConfig):
     """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 4
     """Number of steps per environment between updates (train_freq)."""
-    gradient_steps: PositiveInt = 1
-    """Number of gradient steps after each rollout."""
     batch_size: PositiveInt = 32
     """Number of transitions per gradient step."""
     buffer_size: PositiveInt = 100_000
     """Replay buffer size in transitions; the oldest are removed."""
     learning_starts: NonNegativeInt = 1_000
     """Number of transitions in the replay buffer before the first update."""
-    learning_rate: NonNegativeFloat = 1e-4
+    learning_rate: NonNegativeFloat = 2.5e-4
     """Adam learning rate."""
     gamma: Fraction = 0.99
     """Discount factor (gamma)."""
     target_update_interval: PositiveInt = 250
     """Number of gradient steps (not environment steps) between updates of the target network."""
-    exploration_fraction: Fraction = 0.1
-    """Fraction of training over which epsilon decays linearly from 1 to final_epsilon."""
-    final_epsilon: Fraction = 0.05
-    """Final exploration rate, the probability of a random action (exploration_final_eps)."""
     double: bool = True
     """Double Q-learning: the online network selects the next action, the target network evaluates it."""
     dueling: bool = False
@@ -100,16 +95,36 @@ class Config(OffPolicyConfig):
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Scheduled values, given the fraction of training completed."""
-        decayed = min(1.0, progress / self.exploration_fraction) if self.exploration_fraction else 1.0
         return {
             "learning_rate": self.learning_rate,
-            "epsilon": 1.0 + decayed * (self.final_epsilon - 1.0),
+            "epsilon": self.epsilon(progress),
             "beta": self.importance_exponent + progress * (1.0 - self.importance_exponent),
         }
 
+    @abstractmethod
+    def epsilon(self, progress: float) -> float:
+        """Exploration rate: the probability of a random action."""
+
+
+@dataclass(frozen=True)
+class Config(QLearningConfig):
+    """Hyperparameters of DQN."""
+
+    gradient_steps: PositiveInt = 1
+    """Number of gradient steps after each rollout."""
+    exploration_fraction: Fraction = 0.1
+    """Fraction of training over which epsilon decays linearly from 1 to final_epsilon."""
+    final_epsilon: Fraction = 0.05
+    """Final exploration rate, the probability of a random action (exploration_final_eps)."""
+
+    def epsilon(self, progress: float) -> float:
+        """Exploration rate: it decays linearly from 1, then stays at `final_epsilon`."""
+        decayed = min(1.0, progress / self.exploration_fraction) if self.exploration_fraction else 1.0
+        return 1.0 + decayed * (self.final_epsilon - 1.0)
+
 
 def make_policy(
-    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    config: QLearningConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> QPolicy:
     """The epsilon-greedy policy for the spaces of an environment."""
     network = partial(
@@ -129,7 +144,7 @@ def make_policy(
     )
 
 
-def worker(config: Config, task: Task) -> WorkerSpec:
+def worker(config: QLearningConfig, task: Task) -> WorkerSpec:
     """Workers act epsilon-greedily and send rollouts to the replay buffer."""
     return WorkerSpec(
         environment=task.environment,
@@ -143,7 +158,12 @@ def worker(config: Config, task: Task) -> WorkerSpec:
 
 
 def loss(
-    policy: QPolicy, config: Config, target_params: Weights, beta: Array, batch: Any, weights: Weights
+    policy: QPolicy,
+    config: QLearningConfig,
+    target_params: Weights,
+    beta: Array,
+    batch: Any,
+    weights: Weights,
 ) -> tuple[Array, Metrics]:
     r"""The Huber loss of the TD error; with prioritized replay, weighted by importance sampling (w).
 
@@ -192,7 +212,7 @@ def _select_action(outputs: Array, action: Array) -> Array:
     return jnp.take_along_axis(outputs, index, axis=1)[:, 0]
 
 
-def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
+def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     """Adam, and a target network."""
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
 
@@ -218,7 +238,7 @@ def learner(config: Config, task: Task, policy: QPolicy) -> Learner:
     )
 
 
-def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
+def make_buffer(workers: WorkerSet, config: QLearningConfig) -> ReplayBuffer:
     """A replay buffer of transitions, prioritized if `priority_exponent` is positive."""
     return replay_buffer(
         workers,
@@ -241,7 +261,8 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
         .for_each(UpdateTarget(workers, config.target_update_interval))
     )
     reports = flow.union([store, train], weights=[1, config.gradient_steps])
-    return ReportMetrics(reports, workers, every=config.rounds_per_report(len(workers.actors)))
+    every = config.rounds_per_report(len(workers.actors))
+    return ReportMetrics(reports, workers, every, updates_per_rollout=config.gradient_steps)
 
 
 DQN = Algorithm("dqn", Config, worker, learner, plan)

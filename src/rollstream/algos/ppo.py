@@ -24,7 +24,7 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.gae import add_gae
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import actor_critic
-from rollstream.rl.normalize import update_statistics
+from rollstream.rl.normalize import combined_statistics, first_statistics
 from rollstream.rl.operators import (
     ConcatBatches,
     ParallelRollouts,
@@ -34,7 +34,7 @@ from rollstream.rl.operators import (
     TrainOneStep,
 )
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.policy import ActorCriticPolicy, custom_policy
 from rollstream.rl.updates import (
     Metrics,
     compute_grads,
@@ -147,7 +147,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.rollout_length,
-        policy=task.policy or partial(make_policy, config),
+        policy=partial(custom_policy, task.policy, config) if task.policy else partial(make_policy, config),
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
         seed=task.seed,
         clip_rewards=config.clip_rewards,
@@ -197,10 +197,13 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
             metrics["grad_norm"] = optax.tree.norm(grads)
             return optimizer_step(optimizer, schedules["learning_rate"], grads, opt_state, weights), metrics
 
+        statistics = policy.batch_statistics(batch)
+        combined = combined_statistics(weights, statistics)
+        weights = weights | first_statistics(weights, statistics)
         rows = batch.select(_LOSS_COLUMNS).flattened()
         (weights, opt_state), metrics = scan_minibatches(step, (weights, opt_state), rows, permutations)
         metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
-        return update_statistics(weights, policy.batch_statistics(batch)), opt_state, metrics
+        return weights | combined, opt_state, metrics
 
     return Learner(
         policy,

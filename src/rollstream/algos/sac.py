@@ -277,7 +277,8 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
     train = Replay(buffer).for_each(TrainOneStep(workers))
     reports = flow.union([store, train], weights=[1, config.gradient_steps])
-    return ReportMetrics(reports, workers, every=config.rounds_per_report(len(workers.actors)))
+    every = config.rounds_per_report(len(workers.actors))
+    return ReportMetrics(reports, workers, every, updates_per_rollout=config.gradient_steps)
 
 
 SAC = Algorithm("sac", Config, worker, learner, plan)

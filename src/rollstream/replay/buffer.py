@@ -31,6 +31,7 @@ class Chunk:
     streams: Array
     mask: Array | None = None
     priorities: Array | None = None
+    """Of the items that start with each step."""
     after_reset: bool = False
     """The environments were reset before the first step, so it starts an episode in every stream."""
     env_steps: int = 0

@@ -16,7 +16,7 @@ from rollstream.replay.episode_boundaries import (
 from rollstream.replay.errors import ReplayError
 from rollstream.replay.signature import check_columns, flatten_columns
 from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows
-from rollstream.replay.table import Table
+from rollstream.replay.table import Table, check_priorities
 from rollstream.replay.windowing import Windowing
 
 _NONE = np.empty(0, np.int64)
@@ -61,6 +61,8 @@ class Writer:
         """The newest rows of each stream, the tail last."""
         self._num_held = np.zeros(0, np.int64)
         """How many of them the stream holds a reference to; 0 before its first step."""
+        self._priorities = np.zeros((self._history_length - 1, 0))
+        """Priorities of the items that start with the steps before the tail; NaN if not given."""
         self._num_episodes = 0
 
     # Streams -----------------------------------------------------------------------------------
@@ -79,6 +81,8 @@ class Writer:
             self._num_held = np.concatenate([self._num_held, np.zeros(new, np.int64)])
             rows = np.zeros((self._history_length, new), np.int64)
             self._history = np.concatenate([self._history, rows], axis=1)
+            unknown = np.full((self._history_length - 1, new), np.nan)
+            self._priorities = np.concatenate([self._priorities, unknown], axis=1)
 
     def _start_streams(self, streams: Array | slice, values: dict[str, Array], width: int) -> Array:
         """Start an episode in those streams that have none; return them."""
@@ -127,8 +131,8 @@ class Writer:
             mask: Which entries are environment steps, `[T, B]`; all by default. An entry that is not holds
                 the final observation of an episode, and the next row starts another (next-step autoreset).
             streams: Stream indices; 0 to B - 1 by default.
-            priorities: Priorities of the items that end with each step, `[T, B]`; the maximum priority so far
-                by default.
+            priorities: Priorities of the items that start with each step, `[T, B]`, even if a later write
+                completes them; the maximum priority so far by default.
         """
         values = _as_arrays(columns)
         last_values = _as_arrays({"observation": last_observation})
@@ -148,9 +152,13 @@ class Writer:
             counts = (boundaries.step_ids[:-1] & STEP_MASK) + 1
             windows = self.windowing.windows(counts, mask, boundaries.ended)
             index = windows.times * width + windows.streams
-            if priorities is not None:
-                priorities = np.broadcast_to(priorities, (length, width)).ravel()[index]
-            self.table.check_insert(len(index), priorities)
+            start_index = index + (self._history_length - windows.lengths) * width
+            step_priorities = self._step_priorities(chosen, priorities, (length, width))
+            item_priorities = None
+            if step_priorities is not None:
+                item_priorities = step_priorities.ravel().take(start_index)
+                item_priorities[np.isnan(item_priorities)] = self.table.max_priority
+            self.table.check_insert(len(index), item_priorities)
         except Exception:
             self.reset(started)
             self._num_episodes -= len(started)
@@ -160,12 +168,27 @@ class Writer:
             boundaries, history[-1], values, last_values, final_observations, mask
         )
         newest = np.concatenate([history, rows])
-        start = newest.ravel().take(index + (self._history_length - windows.lengths) * width)
+        start = newest.ravel().take(start_index)
         if boundaries.finals is not None:
             rows[boundaries.finals] = final_rows  # the row after the last step of an episode
-        keys = self.table.insert_unchecked(start, rows.ravel().take(index), windows.lengths, priorities)
+        keys = self.table.insert_unchecked(start, rows.ravel().take(index), windows.lengths, item_priorities)
+        if step_priorities is not None:
+            self._priorities[:, chosen] = step_priorities[length:]
         self._update_history(chosen, newest, final_rows, boundaries.step_ids[-1] & STEP_MASK)
         return keys
+
+    def _step_priorities(
+        self, streams: Array | slice, given: Array | float | None, shape: tuple[int, int]
+    ) -> Array | None:
+        """Priorities by first step: of the steps before this write, then of its own; `None` without any."""
+        before = self._priorities[:, streams]
+        if given is None and np.isnan(before).all():
+            return None
+        own = np.empty(shape)
+        own[:] = np.nan if given is None else given
+        if given is not None:
+            check_priorities(own)
+        return np.concatenate([before, own])
 
     def _check(
         self,
@@ -269,12 +292,14 @@ class Writer:
         return {
             "history": self._history.copy(),
             "num_held": self._num_held.copy(),
+            "priorities": self._priorities.copy(),
             "num_episodes": self._num_episodes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the streams; the table's state has to be of the same moment."""
         self._history, self._num_held = np.array(state["history"]), np.array(state["num_held"])
+        self._priorities = np.array(state["priorities"])
         self._num_episodes = int(state["num_episodes"])
 
 

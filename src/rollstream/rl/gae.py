@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +70,7 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
     def postprocess(weights: Weights, rollout: Rollout) -> Batch:
         columns = rollout.columns
         inputs = {name: columns[name] for name in _INPUTS}
-        final_value = _final_values(policy, value, weights, rollout)
+        final_value = final_values(policy.observation_space, value, weights, rollout)
         estimates = estimate(weights, inputs, rollout.last_observation, final_value)
         return Batch(columns | jax.tree.map(np.asarray, estimates))
 
@@ -98,13 +99,13 @@ def _estimate(
     return {"log_prob": log_prob, "value": value, "advantage": advantage, "value_target": advantage + value}
 
 
-def _final_values(policy: ActorCriticPolicy, value: Any, weights: Weights, rollout: Rollout) -> Array:
+def final_values(space: gymnasium.Space[Any], value: Any, weights: Weights, rollout: Rollout) -> Array:
     """Values of final observations, B at a time so that one compilation does; NaN elsewhere."""
     length, width = rollout.columns.shape
     final_value = np.full((length, width), np.nan, np.float32)
     for start in range(0, len(rollout.final_observations), width):
         chunk = rollout.final_observations[start : start + width]
-        observations = zeros(policy.observation_space, width)
+        observations = zeros(space, width)
         for row, (_, _, observation) in enumerate(chunk):
             put(observations, row, observation)
         for (t, i, _), own in zip(chunk, np.asarray(value(weights, observations)), strict=False):

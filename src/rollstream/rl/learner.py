@@ -14,7 +14,7 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.jit import jit
-from rollstream.rl.normalize import update_statistics
+from rollstream.rl.normalize import combined_statistics
 from rollstream.rl.params import Weights, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
 from rollstream.rl.updates import Metrics, optimizer_step
@@ -196,4 +196,4 @@ def _apply_gradients(
 ) -> tuple[Weights, Any]:
     """Apply gradients, which may come with statistics of the batch they were computed on."""
     weights, opt_state = optimizer_step(optimizer, learning_rate, trainable(grads), opt_state, weights)
-    return update_statistics(weights, grads), opt_state
+    return weights | combined_statistics(weights, grads), opt_state

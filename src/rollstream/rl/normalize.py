@@ -2,7 +2,8 @@
 
 The statistics are weights like the parameters: saved, and sent to the workers. The learner updates them with
 each batch after training on it, so all workers use the same statistics, and the learner trains on a batch
-with those it was sampled with.
+with those it was sampled with. Nothing is sampled or trained on before there are statistics: a worker first
+takes some steps to estimate its own, and the learner trains on the first batch with those of the batch.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Moments(NamedTuple):
 def compute_moments(values: Array) -> Moments:
     """Moments of values `[N, ...]`."""
     count = jnp.float32(values.shape[0])
-    mean = jnp.sum(values, axis=0) / jnp.maximum(count, 1)
-    return Moments(count, mean, jnp.sum((values - mean) ** 2, axis=0))
+    near_zero = values - values[:1]  # a sum of large values loses the digits that tell them apart
+    mean = jnp.sum(near_zero, axis=0) / jnp.maximum(count, 1)
+    return Moments(count, jnp.sum(values[:1], axis=0) + mean, jnp.sum((near_zero - mean) ** 2, axis=0))
 
 
 def combine_moments(first: Moments, second: Moments) -> Moments:
@@ -81,13 +83,30 @@ def batch_statistics(space: Space[Any], batch: Any, *, normalize_observations: b
     return statistics
 
 
-def update_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> dict[str, Any]:
-    """Weights whose running statistics include those of a batch."""
-    for name in ("observation", "return"):
+def lacks_statistics(weights: dict[str, Any]) -> bool:
+    """Whether weights have running statistics of observations or returns that are still empty."""
+    return any(f"{name}.count" in weights and not weights[f"{name}.count"] for name in _NAMES)
+
+
+def first_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> dict[str, Any]:
+    """The running statistics to train on a batch with: those of the batch as long as there are no others."""
+    return {
+        name: jnp.where(weights[f"{name.partition('.')[0]}.count"] == 0, value, weights[name])
+        for name, value in statistics.items()
+    }
+
+
+def combined_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> dict[str, Any]:
+    """The running statistics with those of a batch included."""
+    combined: dict[str, Any] = {}
+    for name in _NAMES:
         if f"{name}.count" in statistics:
             moments = (Moments.from_weights(own, name) for own in (weights, statistics))
-            weights = weights | combine_moments(*moments).as_weights(name)
-    return weights
+            combined |= combine_moments(*moments).as_weights(name)
+    return combined
+
+
+_NAMES = ("observation", "return")
 
 
 def normalize_rewards(reward: Array, weights: dict[str, Any]) -> Array:

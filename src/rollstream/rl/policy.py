@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.action_distributions import ActionDistribution, distribution_for
 from rollstream.rl.networks import ActorCritic, actor_critic, actor_outputs, acts_in_numpy
 from rollstream.rl.normalize import CLIP, Moments, batch_statistics, flat_box_size, normalize_observation
@@ -116,7 +117,7 @@ class ActorCriticPolicy:
         return weights
 
     def batch_statistics(self, batch: Any) -> Weights:
-        """Statistics of a batch, for `update_statistics`."""
+        """Statistics of a batch, to combine with the running ones."""
         return batch_statistics(
             self.observation_space, batch, normalize_observations=self.normalize_observations
         )
@@ -183,6 +184,34 @@ class ActorCriticPolicy:
     def value(self, weights: Weights, observation: Observation) -> Array:
         """Values of observations."""
         return self.outputs(weights, observation)[1]
+
+
+class _Normalization(Protocol):
+    @property
+    def normalize_observations(self) -> bool: ...
+    @property
+    def normalize_rewards(self) -> bool: ...
+
+
+def custom_policy(
+    make: Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Any],
+    config: _Normalization,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> Any:
+    """A policy of one's own, which normalizes what the config says; an error if it cannot."""
+    policy = make(observation_space, action_space)
+    normalizes = isinstance(policy, ActorCriticPolicy) and type(policy).outputs is ActorCriticPolicy.outputs
+    for name in ("normalize_observations", "normalize_rewards"):
+        if not getattr(config, name) or getattr(policy, name, False):
+            continue
+        if not normalizes:
+            raise RollstreamError(
+                f"{name} is on, but {type(policy).__name__} does not normalize: it computes its outputs "
+                f"itself. Turn {name} off, or normalize in the policy and set its attribute {name} to True"
+            )
+        setattr(policy, name, name == "normalize_rewards" or flat_box_size(observation_space) > 0)
+    return policy
 
 
 def has_action_mask(space: gymnasium.Space[Any]) -> bool:

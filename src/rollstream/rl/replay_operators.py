@@ -13,7 +13,7 @@ from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.episode_statistics import ended_episodes
-from rollstream.rl.reporting import Report
+from rollstream.rl.reporting import WILL_UPDATE, Report
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.worker_set import WorkerSet
 
@@ -43,6 +43,7 @@ class StoreToBuffer:
         report: Report = {"episodes": episodes[0] if len(episodes) == 1 else np.concatenate(episodes)}
         if isinstance(self.replay, ReplayBuffer):
             limiter = self.replay.table.rate_limiter
+            report[WILL_UPDATE] = self.replay.table.can_sample(self.replay.batch_size)
             report["replay/size"] = self.replay.table.size
             if (inserts := limiter.inserts - limiter.min_size) > 0:
                 report["replay/samples_per_insert"] = limiter.samples / inserts

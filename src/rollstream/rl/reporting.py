@@ -14,19 +14,35 @@ from rollstream.rl.worker_set import Heartbeat, WorkerSet
 
 Report: TypeAlias = dict[str, Any]
 """Metrics by name."""
+WILL_UPDATE = "will_update"
+"""In the report of a stored rollout: whether replay may be sampled now, so that updates follow."""
 EPISODE_WINDOW = 100
 """Number of episodes that returns, lengths and success rates are averaged over."""
 
 
 def ReportMetrics(  # noqa: N802
-    stream: Iter[Report], workers: WorkerSet, every: int = 1, name: str = "ReportMetrics"
+    stream: Iter[Report],
+    workers: WorkerSet,
+    every: int = 1,
+    name: str = "ReportMetrics",
+    *,
+    updates_per_rollout: int = 0,
 ) -> Iter[Report]:
     """Reports with counts of steps and the mean of the last 100 episodes, one per `every` items with steps.
 
     The last step of the training has a report, too, so that it can end there. When
     `workers.heartbeat.is_due()`, a heartbeat with only the steps is yielded in between: see `is_heartbeat`.
+
+    Args:
+        stream: Reports of the plan's operators.
+        workers: The workers and the learner.
+        every: Number of items with steps per report.
+        name: Name of the node.
+        updates_per_rollout: Number of updates that follow a rollout stored in a local replay buffer; its
+            report waits for them, so that a training ends with all of its updates.
     """
-    return stream.combine(_Reporter(workers.learner.total_steps, every, workers.heartbeat), name=name)
+    reporter = _Reporter(workers.learner.total_steps, every, workers.heartbeat, updates_per_rollout)
+    return stream.combine(reporter, name=name)
 
 
 def is_heartbeat(report: Report) -> bool:
@@ -37,10 +53,13 @@ def is_heartbeat(report: Report) -> bool:
 class _Reporter:
     """Counts steps and episodes, and averages metrics between reports."""
 
-    def __init__(self, total: int, every: int, heartbeat: Heartbeat):
+    def __init__(self, total: int, every: int, heartbeat: Heartbeat, updates_per_rollout: int):
         self._total = total
         self._every = every
         self._heartbeat = heartbeat
+        self._updates_per_rollout = updates_per_rollout
+        self._updates_left = 0
+        self._is_due = False
         self._steps = self._iterations = self._pending = self._episodes = 0
         self._window: deque[tuple[float, ...]] = deque(maxlen=EPISODE_WINDOW)
         """Return, length and success of the last episodes."""
@@ -50,9 +69,16 @@ class _Reporter:
     def __call__(self, report: Report, context: Context) -> list[Report]:
         before, steps = self._steps, int(context.provenance.total("steps"))
         self._steps += steps
+        will_update = report.pop(WILL_UPDATE, False)
         self._add(report)
         self._pending += steps > 0
-        if steps and (self._pending >= self._every or before < self._total <= self._steps):
+        if steps:
+            self._is_due = self._pending >= self._every or before < self._total <= self._steps
+            self._updates_left = self._updates_per_rollout if will_update else 0
+        else:
+            self._updates_left -= 1
+        if self._is_due and self._updates_left <= 0:
+            self._is_due = False
             return [self._report()]
         return (
             [{"time/total_timesteps": self._steps, "time/heartbeat": 1}] if self._heartbeat.is_due() else []
@@ -87,11 +113,13 @@ class _Reporter:
 
     def state_dict(self) -> dict[str, Any]:
         counts = [self._steps, self._iterations, self._pending, self._episodes]
+        due = [int(self._is_due), self._updates_left]
         sums = {name: list(own) for name, own in self._sums.items()}
-        return {"counts": counts, "window": [list(one) for one in self._window], "sums": sums}
+        return {"counts": counts, "due": due, "window": [list(one) for one in self._window], "sums": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._steps, self._iterations, self._pending, self._episodes = state["counts"]
+        self._is_due, self._updates_left = bool(state["due"][0]), state["due"][1]
         self._window.extend(tuple(one) for one in state["window"])
         self._sums = dict(state["sums"])
 

@@ -20,6 +20,7 @@ from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.env_state import UnknownState
 from rollstream.rl.episode_statistics import EpisodeStatistics
 from rollstream.rl.jit import jit
+from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.params import Weights
 from rollstream.rl.policy import NumpyPolicy, Policy
 from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
@@ -58,6 +59,10 @@ class WorkerSpec:
     """Whether the worker has a process of its own, where JAX uses the CPU only."""
 
 
+_STATISTICS_STEPS = 256
+"""Environment steps of a worker before its first rollout, to estimate the statistics that normalize."""
+
+
 def cpu_device() -> Any:
     """The device that workers act on: actions are small, and accelerators are for the learner."""
     try:
@@ -79,6 +84,7 @@ class RolloutWorker:
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self.weights: Weights = {}
         self.version = -1
+        self._lacks_statistics = False
         maybe_jit = jit if self.policy.jit else lambda function: function
         self._step = maybe_jit(self.policy.step)
         policy = self.policy
@@ -108,6 +114,7 @@ class RolloutWorker:
     def set_weights(self, version: int, weights: Weights) -> None:
         """Install this version of the weights."""
         self.version = version
+        self._lacks_statistics = lacks_statistics(weights)
         if self.spec.exploration is not None:
             weights = self.spec.exploration(weights, self._identity[1])
         self.weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
@@ -119,6 +126,8 @@ class RolloutWorker:
     def sample(self, context: Context) -> Any:
         """A rollout of every environment, postprocessed."""
         start = time.perf_counter()
+        if self._lacks_statistics:
+            self._estimate_statistics()
         rollout = self._rollout()
         item = rollout.columns if self._postprocess is None else self._postprocess(self.weights, rollout)
         mask = rollout.columns.get("mask")
@@ -135,8 +144,18 @@ class RolloutWorker:
         assert self._gradients is not None, "this worker has no gradient function: set WorkerSpec.gradients"
         return jax.tree.map(np.asarray, self._gradients(self.weights, batch))
 
-    def _rollout(self) -> Rollout:
-        spec, vector, num_envs, length = self.spec, self.vector, self.spec.num_envs, self.spec.rollout_length
+    def _estimate_statistics(self) -> None:
+        """Estimate the statistics that normalize, with steps that count nowhere; then start new episodes."""
+        policy: Any = self.policy
+        columns = self._rollout(max(1, _STATISTICS_STEPS // self.spec.num_envs)).columns
+        statistics = jax.tree.map(np.asarray, policy.batch_statistics(columns))
+        self.set_weights(self.version, self.weights | statistics)
+        self._lacks_statistics = False  # even if the rewards are not recorded that it would need
+        self._reset(1)
+
+    def _rollout(self, length: int | None = None) -> Rollout:
+        spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
+        length = spec.rollout_length if length is None else length
         observations = zeros(vector.observation_space, length, num_envs)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)

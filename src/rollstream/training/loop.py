@@ -232,7 +232,8 @@ class TrainingLoop:
     def _require_updates(self) -> None:
         """Raise if training would end before the first update."""
         config, task = self._run_config.config, self._run_config.task
-        if (first := config.steps_before_learning(task.workers)) >= task.steps:
+        batch = config.steps_per_round(task.workers)
+        if (first := config.steps_before_learning(task.workers)) > math.ceil(task.steps / batch) * batch:
             raise RollstreamError(
                 f"training ends after {task.steps:,} steps, before the first update after {first:,} steps: "
                 f"lower learning_starts={config.learning_starts}, or train for more steps"
