@@ -1,10 +1,10 @@
 """Learning gates: the return each algorithm has to reach, the results of every seed, and the commands.
 
-    python bench/gates.py                      # all gates, about half an hour on two cores
+    python bench/gates.py                      # all gates, about an hour on two cores
     python bench/gates.py ppo a2c              # some algorithms
     python bench/gates.py --write docs/results.md
 
-A gate passes if enough seeds reach the return, as a mean over 100 evaluation episodes with deterministic
+A gate passes if enough seeds reach the return, as a mean over evaluation episodes with deterministic
 actions.
 """
 
@@ -15,8 +15,9 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import rollstream as rs
 
@@ -35,17 +36,19 @@ class Gate:
     evaluate_every: int | None = None
     """If given, the best policy of these evaluations counts, evaluated again in fresh episodes."""
     episodes: int = 100
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def commands(self) -> list[str]:
         """The commands for seed 1."""
         task = f"{self.algorithm} --env {self.environment} --steps {self.steps} --seed 1"
         workers = f" --workers {self.workers}" if self.workers else ""
+        options = "".join(f" --env-kwargs {key}={value}" for key, value in self.env_kwargs.items())
         evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
         best = " --best" if self.evaluate_every else ""
         folder = f"runs/{self.algorithm}-{self.environment}-1"
         return [
-            f"rollstream train {task}{workers}{evaluate}",
+            f"rollstream train {task}{options}{workers}{evaluate}",
             f"rollstream evaluate {folder} --episodes {self.episodes}{best}",
         ]
 
@@ -61,6 +64,11 @@ GATES = (
     Gate("apex", "CartPole-v1", 300_000, 475, 5, 4, workers=2, evaluate_every=20_000, episodes=200),
     Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, evaluate_every=2_000, episodes=200),
     Gate("td3", "Pendulum-v1", 20_000, -180, 5, 4, evaluate_every=2_000, episodes=200),
+    Gate("ppo", "Taxi-v4", 500_000, 7, seeds=3, needed=3, episodes=300),
+    Gate("dqn", "Taxi-v4", 150_000, 7, seeds=3, needed=3, episodes=300),
+    Gate("sac", "Taxi-v4", 60_000, 7, seeds=3, needed=3, episodes=300),
+    Gate("dqn", "CliffWalking-v1", 50_000, -13, seeds=3, needed=3, env_kwargs={"max_episode_steps": 200}),
+    Gate("ppo", "Blackjack-v1", 200_000, -0.06, seeds=3, needed=3, episodes=10_000),
 )
 
 
@@ -85,6 +93,7 @@ def run_gate(gate: Gate) -> Result:
             run = rs.train(
                 gate.algorithm,
                 env=gate.environment,
+                env_kwargs=gate.env_kwargs,
                 steps=gate.steps,
                 seed=seed,
                 workers=gate.workers,
@@ -97,10 +106,14 @@ def run_gate(gate: Gate) -> Result:
             returns.append(run.evaluate(episodes=gate.episodes).mean_return)
         seconds.append(time.perf_counter() - start)
         print(
-            f"{gate.algorithm} {gate.environment} seed {seed}: {returns[-1]:.1f} in {seconds[-1]:.0f} s",
+            f"{gate.algorithm} {gate.environment} seed {seed}: {format_return(returns[-1])} in {seconds[-1]:.0f} s",
             flush=True,
         )
     return Result(gate, tuple(returns), tuple(seconds))
+
+
+def format_return(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 def table(results: list[Result]) -> str:
@@ -111,7 +124,7 @@ def table(results: list[Result]) -> str:
     ]
     for result in results:
         gate = result.gate
-        reached = ", ".join(f"{value:.1f}" for value in result.returns)
+        reached = ", ".join(map(format_return, result.returns))
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
@@ -125,10 +138,10 @@ def page(results: list[Result]) -> str:
     commands = "\n".join(command for result in results for command in result.gate.commands)
     return f"""# Results
 
-Mean return over 100 evaluation episodes with deterministic actions after training, one value per seed
-(1, 2, ...). For off-policy algorithms: over 200 fresh episodes of the best policy found by evaluating during
-training. Seconds include compilation and evaluation, on two cores of a shared machine. `make gates` writes
-this page.
+Mean return over evaluation episodes with deterministic actions after training, one value per seed (1, 2, ...).
+Where the command has `--best`: over fresh episodes of the best policy found by evaluating during training. Taxi
+masks illegal actions. Seconds include compilation and evaluation, with one core per worker, at least one, of a
+shared machine. `make gates` writes this page.
 
 {table(results)}
 

@@ -107,13 +107,14 @@ def loss_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights, row
     else:
         gain = log_prob * rows["advantage"]
     error = (value - rows["value_target"]) ** 2
+    policy_loss = "policy_gradient_loss" if algorithm is ppo else "policy_loss"
     parts = {
-        "policy_gradient_loss": -gain.mean(),
+        policy_loss: -gain.mean(),
         "value_loss": error.mean(),
         "entropy_loss": -entropy.mean(),
     }
     parts["loss"] = (
-        parts["policy_gradient_loss"]
+        parts[policy_loss]
         + config.value_coefficient * parts["value_loss"]
         + config.entropy_coefficient * parts["entropy_loss"]
     )
@@ -507,10 +508,11 @@ def test_nan_stops_the_update(algorithm: ModuleType) -> None:
     learner.weights = weights
     learner.train(batch)
     before, state = learner.weights, learner.state_dict()
+    policy_loss = "policy_gradient_loss" if algorithm is ppo else "policy_loss"
     for column, named in (
-        ("advantage", "policy_gradient_loss is nan in update 2, and so are grad_norm, loss; the weights"),
+        ("advantage", f"{policy_loss} is nan in update 2, and so are grad_norm, loss; the weights"),
         ("value_target", "value_loss is nan in update 2, and so are grad_norm, loss; the weights"),
-        ("observation", "entropy_loss is nan in update 2, and so are policy_gradient_loss, value_loss"),
+        ("observation", f"entropy_loss is nan in update 2, and so are {policy_loss}, value_loss"),
     ):
         broken = batch[column].copy()
         broken[:] = np.nan

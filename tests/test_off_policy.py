@@ -233,7 +233,7 @@ def test_returns_rise(
 NAMES = {
     "dqn": {"loss", "beta", "q_value"},
     "apex": {"loss", "beta", "q_value"},
-    "sac": {"actor_loss", "critic_loss", "ent_coef", "entropy"},
+    "sac": {"actor_loss", "critic_loss", "ent_coef", "ent_coef_loss", "entropy"},
     "td3": {"actor_loss", "critic_loss"},
     "ddpg": {"actor_loss", "critic_loss"},
 }

@@ -439,6 +439,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     assert known["entropy"] == pytest.approx(entropy, rel=1e-4)
     assert known["ent_coef"] == pytest.approx(0.3)
     least = -2.0 if kind == "numbers" else 0.6 * np.log(3)
+    assert known["ent_coef_loss"] == pytest.approx(np.log(0.3) * (entropy - least), rel=1e-4)
     rises = entropy < least
     change = float(learner.state["log_temperature"]) - np.log(0.3)
     assert change == pytest.approx(0.01 if rises else -0.01, rel=1e-3)

@@ -126,7 +126,7 @@ def loss(policy: ActorCriticPolicy, config: Config, batch: Any, weights: Weights
     total = policy_loss + config.value_coefficient * value_loss + config.entropy_coefficient * entropy_loss
     return total, {
         "loss": total,
-        "policy_gradient_loss": policy_loss,
+        "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy_loss": entropy_loss,
     }

@@ -233,6 +233,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         log_temperature, temperature_opt = state["log_temperature"], opt_states["temperature"]
         if config.learn_temperature:  # the loss is log(alpha) * (entropy - target_entropy)
             excess = actor_metrics["entropy"] - target_entropy(config, policy, batch["observation"])
+            actor_metrics["ent_coef_loss"] = log_temperature * excess
             step, temperature_opt = adam.update(excess, temperature_opt)
             log_temperature = log_temperature - learning_rate * step
 
