@@ -105,10 +105,8 @@ def run_gate(gate: Gate) -> Result:
                 run = rs.load(Path(folder) / "run", best=True)
             returns.append(run.evaluate(episodes=gate.episodes).mean_return)
         seconds.append(time.perf_counter() - start)
-        print(
-            f"{gate.algorithm} {gate.environment} seed {seed}: {format_return(returns[-1])} in {seconds[-1]:.0f} s",
-            flush=True,
-        )
+        result = f"{format_return(returns[-1])} in {seconds[-1]:.0f} s"
+        print(f"{gate.algorithm} {gate.environment} seed {seed}: {result}", flush=True)
     return Result(gate, tuple(returns), tuple(seconds))
 
 
@@ -138,10 +136,10 @@ def page(results: list[Result]) -> str:
     commands = "\n".join(command for result in results for command in result.gate.commands)
     return f"""# Results
 
-Mean return over evaluation episodes with deterministic actions after training, one value per seed (1, 2, ...).
-Where the command has `--best`: over fresh episodes of the best policy found by evaluating during training. Taxi
-masks illegal actions. Seconds include compilation and evaluation, with one core per worker, at least one, of a
-shared machine. `make gates` writes this page.
+Mean return over evaluation episodes with deterministic actions after training, one value per seed
+(1, 2, ...). Where the command has `--best`: over fresh episodes of the best policy found by evaluating during
+training. Taxi masks illegal actions. Seconds include compilation and evaluation, with one core per worker, at
+least one, of a shared machine. `make gates` writes this page.
 
 {table(results)}
 
