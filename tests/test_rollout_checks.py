@@ -18,6 +18,7 @@ from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.vector import NativeVector
 from rollstream.rl.worker import WorkerSpec
+from rollstream.training.evaluation import Evaluator
 
 NUMBERS = spaces.Box(-np.inf, np.inf, (2,))
 
@@ -148,3 +149,17 @@ def test_a_policy_that_diverged_is_not_the_environments_fault() -> None:
 def test_training_says_it_in_one_sentence(algorithm: str) -> None:
     with pytest.raises(rs.RollstreamError, match="the reward is nan in step 3 of an episode of Broken"):
         rs.train(algorithm, env=Broken, env_kwargs={"step": 3, "reward": np.nan}, steps=2_000, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"reward": np.inf}, "the reward is inf in step 3 of an episode of Broken"),
+        ({"observation": np.array([0, np.nan])}, "the observation is nan in step 3 of an episode of Broken"),
+    ],
+)
+def test_an_evaluation_says_it_in_one_sentence(bad: dict[str, Any], message: str) -> None:
+    spec = EnvSpec(Broken, {"step": 3} | bad)
+    policy = ActorCriticPolicy(NUMBERS, Broken.action_space)
+    with Evaluator(spec, policy) as evaluate, pytest.raises(BadEnvironment, match=message):
+        evaluate(policy.init(0), episodes=100)

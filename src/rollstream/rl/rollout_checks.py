@@ -1,4 +1,4 @@
-"""Checks of a rollout: rewards and observations are finite, and discrete observations are in their space."""
+"""Checks of what environments return: finite rewards and observations, discrete ones in their space."""
 
 from __future__ import annotations
 
@@ -46,6 +46,26 @@ def check_rollout(rollout: Rollout, space: gymnasium.Space[Any], name: str, leng
         found += [_Invalid(t, True, i, why) for _, why in _invalid_rows(space, final, 0)]
     if found:
         raise _error(min(found), rollout, name, lengths)
+
+
+def check_step(
+    reward: Array, observation: Observation, space: gymnasium.Space[Any], name: str, lengths: Array
+) -> None:
+    """Raise `BadEnvironment` unless what the step of an evaluation returned is valid.
+
+    Args:
+        reward: Of each environment.
+        observation: Of each environment.
+        space: Observation space of one environment.
+        name: Of the environment.
+        lengths: Steps of each environment's episode, with this one.
+    """
+    found = [((i,), f"the reward is {reward[i]}") for i in np.flatnonzero(~np.isfinite(reward)).tolist()]
+    for (i,), why in found + _invalid_rows(space, observation, 1):
+        raise BadEnvironment(
+            f"{why} in step {int(lengths[i])} of an episode of {name} (evaluation); all rewards and "
+            f"observations have to be valid"
+        )
 
 
 def _invalid_rows(

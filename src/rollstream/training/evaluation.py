@@ -14,6 +14,7 @@ from rollstream.flow import Iter
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Policy, Weights
+from rollstream.rl.rollout_checks import check_step
 from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
@@ -110,6 +111,7 @@ class Evaluator:
             mask = np.ones(vector.count, bool) if step.mask is None else step.mask
             returns += np.where(mask, step.reward, 0)
             lengths += mask
+            check_step(step.reward, observation, vector.observation_space, self._env_spec.name, lengths)
             for i in step.ended:
                 if left[i]:
                     ended.append((float(returns[i]), float(lengths[i])))
