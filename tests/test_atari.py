@@ -33,6 +33,7 @@ def test_returns_are_true_scores_and_rewards_are_clipped() -> None:
     assert set(np.unique(columns["reward"])) == {0, 1}
 
 
+@pytest.mark.slow
 def test_rewards_are_not_clipped_if_told() -> None:
     assert pacman(reward_clipping=False).columns["reward"].max() == 10
 

@@ -9,7 +9,15 @@ import pytest
 from gymnasium import spaces
 
 from rollstream.rl.action_distributions import Categorical
-from rollstream.rl.networks import CNN, Convolution, actor_critic, head_network, orthogonal, q_network
+from rollstream.rl.networks import (
+    CNN,
+    Convolution,
+    actor_critic,
+    head_network,
+    orthogonal,
+    orthonormal_columns,
+    q_network,
+)
 from rollstream.rl.policy import ActorCriticPolicy
 
 
@@ -41,6 +49,13 @@ def test_initial_weights_are_orthogonal(shape: tuple[int, int]) -> None:
     weight = orthogonal(shape, 2.0, np.random.default_rng(0))
     product = weight @ weight.T if shape[0] <= shape[1] else weight.T @ weight
     np.testing.assert_allclose(product, 4 * np.eye(min(shape)), atol=1e-5)
+
+
+@pytest.mark.parametrize("matrix", [np.ones((3, 3)), np.diag([1.0, -1e-9, 2.0]), np.diag([-3.0, 1.0])])
+def test_matrices_that_are_nearly_singular_are_made_orthogonal(matrix: Any) -> None:
+    q = orthonormal_columns(matrix)
+    np.testing.assert_allclose(q.T @ q, np.eye(len(q)), atol=1e-6)
+    assert (np.diag(q.T @ matrix) > -1e-9).all()
 
 
 def test_all_actions_are_about_as_likely_at_first() -> None:

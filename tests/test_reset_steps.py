@@ -126,7 +126,7 @@ def test_success_is_recorded_where_environments_report_it(mode: AutoresetMode | 
     worker.close()
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "a3c"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.slow), "dqn", "a3c"])
 def test_the_success_rate_is_reported(name: str) -> None:
     algorithm = ALGORITHMS[name]
     config = (
