@@ -38,7 +38,7 @@ METRICS = {
     "rollout/ep_rew_mean": "Mean return of the last 100 episodes.",
     "rollout/ep_len_mean": "Mean length of the last 100 episodes.",
     "rollout/episodes": "Number of episodes so far.",
-    "rollout/exploration_rate": "Exploration rate (epsilon) of the schedule.",
+    "rollout/exploration_rate": "Exploration rate (epsilon); of Ape-X, the mean over the environments.",
     "train/loss": "Total loss.",
     "train/policy_gradient_loss": "Policy part of the loss.",
     "train/policy_loss": "Policy part of the loss.",

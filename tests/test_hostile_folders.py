@@ -247,7 +247,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
         manifest(lambda own: own["files"].update({"../../x": own["files"]["state.json"]})),
         "manifest.json cannot be read",
     ),
-    "a manifest of an old format": (manifest(lambda own: own.update(format=2)), "has format 2, not 3"),
+    "a manifest of an old format": (manifest(lambda own: own.update(format=2)), "has format 2, not 4"),
     "no checkpoint": (checkpoints(shutil.rmtree), "has no checkpoint yet"),
 }
 HARMLESS: dict[str, Tamper] = {

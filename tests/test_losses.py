@@ -473,13 +473,31 @@ def test_a_policy_of_ones_own_normalizes_as_configured(algorithm: ModuleType) ->
     assert not plain.normalize_observations
 
 
-def test_a_policy_that_cannot_normalize_is_refused() -> None:
-    own = replace(task(), policy=OwnOutputs)
+class OwnStep(ActorCriticPolicy):
+    """Acts by itself."""
+
+    def step(self, weights: Weights, observation: Any, state: Any, noise: Any) -> Any:
+        return super().step(weights, observation, state, noise)
+
+
+@pytest.mark.parametrize("policy", [OwnOutputs, OwnStep])
+def test_a_policy_that_cannot_normalize_is_refused(policy: type) -> None:
+    own = replace(task(), policy=policy)
     spec = ppo.worker(ppo.Config(normalize_observations=True), own)
     with pytest.raises(
-        RollstreamError, match="normalize_observations is on, but OwnOutputs does not normalize"
+        RollstreamError, match=f"normalize_observations is on, but {policy.__name__} does not normalize"
     ):
         spec.policy(OBSERVATIONS, ACTIONS["discrete"])
+
+    class Normalizing(policy):
+        """Follows the advice."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.normalize_observations = True
+
+    own = replace(own, policy=Normalizing)
+    assert ppo.worker(ppo.Config(normalize_observations=True), own).policy(OBSERVATIONS, ACTIONS["discrete"])
     assert ppo.worker(ppo.Config(), own).policy(OBSERVATIONS, ACTIONS["discrete"])
 
 

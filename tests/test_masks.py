@@ -15,6 +15,7 @@ from small_envs import sampled, worker_of
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.gae import add_gae
 from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.spaces import SpaceError
 from rollstream.rl.vector import NativeVector, SyncVector, Vector
 from rollstream.rl.worker import WorkerSpec
@@ -273,3 +274,15 @@ def test_acting_on_a_batch_heeds_the_mask_of_each() -> None:
         actor.act(np.zeros(2), action_mask=np.zeros(3))
     with pytest.raises(SpaceError, match=r"'action_mask' that has shape \(2,\) instead of \(3,\)"):
         actor.act(np.zeros(2), action_mask=np.ones(2))
+
+
+def test_a_mask_that_allows_nothing_leaves_q_values_as_they_are() -> None:
+    """Final observations may have one: an episode that was cut off is bootstrapped from them."""
+    space = spaces.Dict({"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
+    policy = QPolicy(space, spaces.Discrete(3))
+    masks = np.array([[0, 0, 0], [1, 1, 1], [1, 0, 1]], np.int8)
+    found = np.asarray(
+        policy.q_values(policy.init(0), {"observation": np.zeros((3, 2)), "action_mask": masks})
+    )
+    np.testing.assert_array_equal(found[0], found[1])
+    assert found[2, 1] < -1e8

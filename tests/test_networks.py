@@ -9,15 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from rollstream.rl.action_distributions import Categorical
-from rollstream.rl.networks import (
-    CNN,
-    Convolution,
-    actor_critic,
-    head_network,
-    orthogonal,
-    orthonormal_columns,
-    q_network,
-)
+from rollstream.rl.initializers import orthogonal, orthonormal_columns
+from rollstream.rl.networks import CNN, Convolution, actor_critic, head_network, q_network
 from rollstream.rl.policy import ActorCriticPolicy
 
 

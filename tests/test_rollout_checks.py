@@ -163,3 +163,34 @@ def test_an_evaluation_says_it_in_one_sentence(bad: dict[str, Any], message: str
     policy = ActorCriticPolicy(NUMBERS, Broken.action_space)
     with Evaluator(spec, policy) as evaluate, pytest.raises(BadEnvironment, match=message):
         evaluate(policy.init(0), episodes=100)
+
+
+def test_an_evaluation_checks_what_a_reset_returns_and_not_what_a_policy_never_sees() -> None:
+    policy = ActorCriticPolicy(NUMBERS, Broken.action_space)
+    nan = np.array([np.nan, 0], np.float32)
+    after_reset = EnvSpec(Broken, {"step": 0, "observation": nan})
+    with (
+        Evaluator(after_reset, policy) as evaluate,
+        pytest.raises(BadEnvironment, match="after a reset of Broken"),
+    ):
+        evaluate(policy.init(0), episodes=100)
+    at_the_end = EnvSpec(Broken, {"step": 5, "observation": nan})
+    with Evaluator(at_the_end, policy) as evaluate:
+        assert evaluate(policy.init(0), episodes=100).mean_length == 5
+
+
+def test_an_evaluation_of_weights_that_are_nan_is_not_the_environments_fault() -> None:
+    class Echo(Broken):
+        action_space: Any = spaces.Box(-1, 1, (1,))
+
+        def step(self, action: Any) -> Any:
+            observation, _, *rest = super().step(action)
+            return observation, float(action[0]), *rest
+
+    policy = ActorCriticPolicy(NUMBERS, Echo.action_space)
+    weights = {name: value * np.nan for name, value in policy.init(0).items()}
+    with (
+        Evaluator(EnvSpec(partial(Echo, step=9)), policy) as evaluate,
+        pytest.raises(BadEnvironment, match="its weights"),
+    ):
+        evaluate(weights, episodes=2)

@@ -429,11 +429,13 @@ def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_at_once_is_the_same_one() -> None:
     """`timeout -s INT` signals the process, and then its group."""
     times = iter([10.0, 10.9, 11.0])
-    with pytest.raises(KeyboardInterrupt), Interrupts(Recorder().note, lambda: next(times)):  # noqa: PT012
+    with Interrupts(Recorder().note, lambda: next(times)) as interrupts:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("the third one should have raised")
+        assert interrupts.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.received = None
 
 
 def test_a_folder_that_is_deleted_is_not_called_saved(tmp_path: Path) -> None:

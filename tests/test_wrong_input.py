@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -66,6 +66,8 @@ COMMANDS: dict[str, str] = {
     f"train ppo {CARTPOLE} --engine gpu": "--engine gpu: must be one of 'inline', 'threads'",
     f"train ppo {CARTPOLE} --evaluate-every 0": "--evaluate-every 0: must be an integer >= 1",
     f"train ppo {CARTPOLE} --stop-at high": "--stop-at high: must be a number",
+    f"train ppo {CARTPOLE} --workers 1 --deadline soon": "--deadline soon: must be a number >= 0",
+    "train ppo --env FrozenLake-v1 --steps 16 --env-kwargs map_name=abc": "created: KeyError: 'abc'",
     f"train ppo {CARTPOLE} --keep 0": "--keep 0: must be an integer >= 1",
     f"train ppo {CARTPOLE} --frame-stack 0": "--frame-stack 0: must be an integer >= 1",
     f"train ppo {CARTPOLE} --env-kwargs fast": "--env-kwargs fast: must be KEY=VALUE",
@@ -124,7 +126,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_told_in_one_sentence(
     command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,18 +165,9 @@ def misspelt(weights: Any, state: Any, batch: Any, *_: Any) -> Any:
     return weights, state, {"loss": batch["rewrad"].mean()}
 
 
-def update_that_returns(result: Callable[[Any, Any], Any]) -> Any:
+def with_update(update: Callable[..., Any]) -> Any:
     """PPO with an update of one's own."""
 
-    def learner(config: Any, task: Any, policy: Any) -> Learner:
-        import optax
-
-        return Learner(policy, lambda weights, state, *_: result(weights, state), optax.sgd(1.0))
-
-    return dataclasses.replace(PPO, learner=learner)
-
-
-def with_update(update: Any) -> Any:
     def learner(config: Any, task: Any, policy: Any) -> Learner:
         import optax
 
@@ -227,19 +220,56 @@ CALLS: Mapping[str, tuple[Callable[[], object], str]] = {
         "there is no column 'rewrad'; there are action, advantage, ",
     ),
     "an update of two results": (
-        train(update_that_returns(lambda weights, state: (weights, state))),
+        train(with_update(lambda weights, state, *_: (weights, state))),
         "update must return weights, state and metrics, and returned 2 results",
     ),
     "an update of one result": (
-        train(update_that_returns(lambda weights, _: weights)),
+        train(with_update(lambda weights, *_: weights)),
         "update must return weights, state and metrics, and returned dict",
     ),
     "an update without metrics": (
-        train(update_that_returns(lambda weights, state: (weights, state, 1.0))),
+        train(with_update(lambda weights, state, *_: (weights, state, 1.0))),
         "and its metrics are a .* instead of a dict",
     ),
     "steps that are no integer": (train(steps=1.5), r"steps=1\.5: must be an integer >= 1"),
-    "a folder that is a number": (lambda: rs.load("3"), "3 is not a run folder: it does not exist"),
+    "a folder that does not exist": (lambda: rs.load("3"), "3 is not a run folder: it does not exist"),
+    "a folder that is a number": (lambda: rs.load(cast(Any, 3)), "path=3: must be the path of a run folder"),
+    "a folder to write that is a number": (train(out=3), "out=3: must be the path of a run folder"),
+    "a deadline in words": (train(deadline="soon"), "deadline='soon': must be a number >= 0"),
+    "a deadline in the past": (train(deadline=-1.0), "deadline=-1.0: must be a number >= 0"),
+    "a number to report to": (train(on_report=3), "on_report=3: must be a function of a report"),
+    "a display by name": (train(display="bar"), "display='bar': must be a Display"),
+    "a hyperparameter that is a number": (train(config={3: 4}), "ppo has no hyperparameter '3'"),
+    "a policy without arguments": (
+        train(policy=lambda: None),
+        r"policy failed: TypeError: .*takes 0 positional arguments",
+    ),
+    "a policy that is nothing": (
+        train(policy=lambda *_: None),
+        "the policy is of type NoneType and has no init, initial_state, noise, step, jit",
+    ),
+    "a policy of dqn that is a dict": (
+        train("dqn", policy=lambda *_: {}, config={}),
+        "the policy is of type dict and has no init",
+    ),
+    "a plan that fails": (train(with_plan(lambda *_: 1 / 0)), "plan of ppo failed: ZeroDivisionError"),
+    "a plan of one argument": (train(with_plan(lambda _: None)), "plan of ppo failed: TypeError"),
+    "a worker that is nothing": (
+        train(dataclasses.replace(PPO, worker=lambda *_: None)),
+        "worker of ppo returns NoneType, not a WorkerSpec",
+    ),
+    "a learner that is nothing": (
+        train(dataclasses.replace(PPO, learner=lambda *_: None)),
+        "learner of ppo returns NoneType, not a Learner",
+    ),
+    "a learner that fails": (
+        train(dataclasses.replace(PPO, learner=lambda config, *_: config.lr)),
+        "learner of ppo failed: AttributeError: .*'lr'",
+    ),
+    "a mask of a wrong length": (
+        train(env=lambda: Odd(reset=(np.zeros(2, np.float32), {"action_mask": np.ones(3)}))),
+        r"Odd reports an action mask of shape \(3,\), and its action space is Discrete\(2\)",
+    ),
 }
 
 

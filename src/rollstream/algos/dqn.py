@@ -43,7 +43,7 @@ Array = Any
 class QLearningConfig(OffPolicyConfig):
     """Hyperparameters that DQN and Ape-X share."""
 
-    algorithm: ClassVar[str] = "dqn"
+    algorithm: ClassVar[str]
 
     num_envs: PositiveInt = 1
     """Number of environments, divided evenly among the workers."""
@@ -109,6 +109,8 @@ class QLearningConfig(OffPolicyConfig):
 @dataclass(frozen=True)
 class Config(QLearningConfig):
     """Hyperparameters of DQN."""
+
+    algorithm: ClassVar[str] = "dqn"
 
     gradient_steps: PositiveInt = 1
     """Number of gradient steps after each rollout."""

@@ -166,7 +166,7 @@ class Table:
     def check_insert(self, count: int, priorities: Array | None = None) -> None:
         """Raise unless `count` items with these priorities may be inserted now."""
         if priorities is not None:
-            check_priorities(priorities)
+            largest_priority(priorities)
         if count and not self.can_insert(count):
             raise InsertRefused(
                 f"{self.rate_limiter!r} does not allow {count} inserts after {self.rate_limiter.counts()}"
@@ -178,7 +178,7 @@ class Table:
         if priorities is None:
             priorities = filled(count, self.max_priority)
         else:
-            self.max_priority = max(self.max_priority, check_priorities(priorities))
+            self.max_priority = max(self.max_priority, largest_priority(priorities))
         new = NewItems(start, end, lengths, priorities)
         if count <= self.max_size - self.size:
             return self._add(new)
@@ -237,7 +237,7 @@ class Table:
         priorities = np.asarray(priorities, np.float64)
         if priorities.shape != found.shape:
             raise ReplayError(f"got {len(found)} keys, but priorities of shape {list(priorities.shape)}")
-        self.max_priority = max(self.max_priority, check_priorities(priorities))
+        self.max_priority = max(self.max_priority, largest_priority(priorities))
         if len(slots) < len(found):
             self.stale_updates += len(found) - len(slots)
             priorities = priorities[found]
@@ -368,7 +368,7 @@ class Table:
         self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
 
 
-def check_priorities(priorities: Array) -> float:
+def largest_priority(priorities: Array) -> float:
     """Return the largest priority; raise unless all are finite and at least 0."""
     if not priorities.size:
         return 0.0

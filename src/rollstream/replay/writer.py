@@ -16,7 +16,7 @@ from rollstream.replay.episode_boundaries import (
 from rollstream.replay.errors import ReplayError
 from rollstream.replay.signature import check_columns, flatten_columns
 from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows
-from rollstream.replay.table import Table, check_priorities
+from rollstream.replay.table import Table, largest_priority
 from rollstream.replay.windowing import Windowing
 
 _NONE = np.empty(0, np.int64)
@@ -187,7 +187,7 @@ class Writer:
         own = np.empty(shape)
         own[:] = np.nan if given is None else given
         if given is not None:
-            check_priorities(own)
+            largest_priority(own)  # raises if one is invalid
         return np.concatenate([before, own])
 
     def _check(

@@ -83,6 +83,20 @@ class AlgorithmConfig(Protocol):
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
+_POLICY_MEMBERS = ("init", "initial_state", "noise", "step", "jit")
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; if it is the user's, its error becomes one sentence with the line that failed."""
+    try:
+        return function(*args)
+    except RollstreamError:
+        raise
+    except Exception as error:
+        if getattr(function, "__module__", "").startswith("rollstream."):
+            raise
+        raise RollstreamError(f"{name} failed: {type(error).__name__}: {error}") from error
+
 
 @dataclass(frozen=True)
 class Algorithm(Generic[C]):
@@ -101,7 +115,7 @@ class Algorithm(Generic[C]):
 
     def build(self, workers: WorkerSet, config: C) -> Iter[Report]:
         """Build the plan; raise if it is not a stream."""
-        plan: Any = self.plan(workers, config)
+        plan = _call(f"plan of {self.name}", self.plan, workers, config)
         if not isinstance(plan, Iter):
             raise RollstreamError(
                 f"the plan of {self.name} returns {type(plan).__name__}; end it with "
@@ -111,8 +125,19 @@ class Algorithm(Generic[C]):
 
     def workers(self, engine: Engine, config: C, task: Task, **spawn_options: Any) -> WorkerSet:
         """Create the learner, and spawn the workers and replay shards."""
-        spec = self.worker(config, task)
-        learner = self.learner(config, task, spec.policy(*task.spaces()))
+        spec = _call(f"worker of {self.name}", self.worker, config, task)
+        if not isinstance(spec, WorkerSpec):
+            raise RollstreamError(f"worker of {self.name} returns {type(spec).__name__}, not a WorkerSpec")
+        spaces = task.spaces()
+        policy = _call("policy", spec.policy, *spaces) if task.policy else spec.policy(*spaces)
+        if missing := [name for name in _POLICY_MEMBERS if not hasattr(policy, name)]:
+            raise RollstreamError(
+                f"the policy is of type {type(policy).__name__} and has no {', '.join(missing)}: return a "
+                f"Policy, such as ActorCriticPolicy(observation_space, action_space)"
+            )
+        learner = _call(f"learner of {self.name}", self.learner, config, task, policy)
+        if not isinstance(learner, Learner):
+            raise RollstreamError(f"learner of {self.name} returns {type(learner).__name__}, not a Learner")
         workers = WorkerSet(engine, spec, learner, max(1, task.workers), **spawn_options)
         if self.replay is not None:
             workers.replay = self.replay(workers, config)

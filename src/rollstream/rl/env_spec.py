@@ -122,14 +122,8 @@ class EnvSpec:
             return _made(self.name, found, options)
         try:
             made = found(**options)
-        except RollstreamError:
-            raise
         except Exception as error:
-            if isinstance(error, TypeError) and options:
-                raise _odd_options(self.name, options, error) from error
-            raise UnknownEnvironment(
-                f"{self.name} cannot be created: {type(error).__name__}: {error}"
-            ) from error
+            raise _not_created(self.name, options, error) from error
         if not isinstance(made, gymnasium.Env):
             raise UnknownEnvironment(
                 f"{self.name} returned {type(made).__name__} {made!r}; it must return one new "
@@ -205,19 +199,15 @@ def _made(name: str, spec: registration.EnvSpec, options: Mapping[str, Any]) -> 
     spec.order_enforce = False  # SyncVector keeps the order itself; this saves 1 us per step
     try:
         return gymnasium.make(spec, disable_env_checker=True, **options)
-    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
-        raise _missing(name, error) from None
-    except TypeError as error:
-        raise _odd_options(name, options, error) from None
+    except Exception as error:
+        raise _not_created(name, options, error) from error
 
 
 def _made_vector(name: str, spec: registration.EnvSpec, count: int, options: Mapping[str, Any]) -> Any:
     try:
         return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
-    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
-        raise _missing(name, error) from None
-    except TypeError as error:
-        raise _odd_options(name, options, error) from None
+    except Exception as error:
+        raise _not_created(name, options, error) from error
 
 
 def _register_atari(name: str) -> None:
@@ -234,11 +224,20 @@ def _envpool(name: str, count: int, options: Mapping[str, Any]) -> Any:
         import envpool  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise _missing(name, error) from None
-    return envpool.make_gymnasium(name, num_envs=count, **options)
+    try:
+        return envpool.make_gymnasium(name, num_envs=count, **options)
+    except Exception as error:
+        raise _not_created(f"envpool:{name}", options, error) from error
 
 
-def _odd_options(name: str, options: Mapping[str, Any], error: Exception) -> UnknownEnvironment:
-    return UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}")
+def _not_created(name: str, options: Mapping[str, Any], error: Exception) -> RollstreamError:
+    if isinstance(error, RollstreamError):
+        return error
+    if isinstance(error, (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled)):
+        return _missing(name, error)
+    if isinstance(error, TypeError) and options:
+        return UnknownEnvironment(f"{name} does not take these options ({dict(options)}): {error}")
+    return UnknownEnvironment(f"{name} cannot be created: {type(error).__name__}: {error}")
 
 
 def _missing(name: str, error: Exception) -> UnknownEnvironment:

@@ -21,6 +21,7 @@ from jax import lax
 from numpy.random import Generator
 
 from rollstream.rl.action_distributions import ActionDistribution, DiagGaussian
+from rollstream.rl.initializers import orthogonal
 from rollstream.rl.spaces import channel_axis, is_image, leaf_values, leaves
 
 Array = Any
@@ -359,26 +360,6 @@ def acts_in_numpy(space: gymnasium.Space[Any], network: Any, kind: type, num_env
 def dense(before: int, after: int, gain: float, random: Generator) -> Dense:
     """A layer with orthogonal initialization and zero bias."""
     return Dense(orthogonal((after, before), gain, random), np.zeros(after, np.float32))
-
-
-def orthogonal(shape: tuple[int, ...], gain: float, random: Generator) -> Array:
-    """Orthogonal initialization (Saxe et al., 2014, arXiv:1312.6120)."""
-    rows, columns = shape[0], int(np.prod(shape[1:]))
-    q = orthonormal_columns(random.standard_normal((max(rows, columns), min(rows, columns))))
-    return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32)
-
-
-def orthonormal_columns(matrix: Array) -> Array:
-    """The Q of a QR decomposition whose R has a positive diagonal, so that Q is uniform over rotations.
-
-    By Cholesky, in three large steps. The hundreds of small ones of `np.linalg.qr` wait for each other's
-    threads, which on a busy machine takes half a minute for one layer.
-    """
-    try:
-        return np.linalg.solve(np.linalg.cholesky(matrix.T @ matrix), matrix.T).T
-    except np.linalg.LinAlgError:  # nearly singular, once in many thousand square matrices
-        q, r = np.linalg.qr(matrix)
-        return np.where(np.diag(r) < 0, -q, q)
 
 
 # Observations as vectors -------------------------------------------------------------------------

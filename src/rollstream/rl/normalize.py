@@ -3,7 +3,8 @@
 The statistics are weights like the parameters: saved, and sent to the workers. The learner updates them with
 each batch after training on it, so all workers use the same statistics, and the learner trains on a batch
 with those it was sampled with. Nothing is sampled or trained on before there are statistics: a worker first
-takes some steps to estimate its own, and the learner trains on the first batch with those of the batch.
+takes some steps to estimate its own, and the learner trains on the first batch, for which there are no
+common ones yet, with those of the batch.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class Moments(NamedTuple):
 def compute_moments(values: Array) -> Moments:
     """Moments of values `[N, ...]`."""
     count = jnp.float32(values.shape[0])
-    near_zero = values - values[:1]  # a sum of large values loses the digits that tell them apart
-    mean = jnp.sum(near_zero, axis=0) / jnp.maximum(count, 1)
-    return Moments(count, jnp.sum(values[:1], axis=0) + mean, jnp.sum((near_zero - mean) ** 2, axis=0))
+    shifted = values - values[:1]  # a sum of large values loses the digits that tell them apart
+    mean = jnp.sum(shifted, axis=0) / jnp.maximum(count, 1)
+    first = jnp.sum(values[:1], axis=0)  # 0 if there is none
+    return Moments(count, first + mean, jnp.sum((shifted - mean) ** 2, axis=0))
 
 
 def combine_moments(first: Moments, second: Moments) -> Moments:

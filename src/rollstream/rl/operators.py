@@ -121,7 +121,7 @@ class TrainOneStep(_Training):
         """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
         learner, report = self.workers.learner, self._staleness(context)
         if isinstance(batch, ReplayBatch):
-            learner.steps = max(learner.steps, batch.env_steps)  # what is scheduled is for the next rollout
+            learner.steps = max(learner.steps, batch.env_steps)  # epsilon and beta count the newest rollout
             metrics = learner.train(Columns(batch.columns), 0)
             if "priority" in metrics:
                 report["priority"] = (batch.keys, metrics.pop("priority"))

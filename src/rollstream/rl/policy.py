@@ -201,14 +201,18 @@ def custom_policy(
 ) -> Any:
     """A policy of one's own, which normalizes what the config says; an error if it cannot."""
     policy = make(observation_space, action_space)
-    normalizes = isinstance(policy, ActorCriticPolicy) and type(policy).outputs is ActorCriticPolicy.outputs
+    own = ("step", "numpy_step", "outputs", "evaluate_actions", "value")
+    normalizes = isinstance(policy, ActorCriticPolicy) and all(
+        getattr(type(policy), method) is getattr(ActorCriticPolicy, method) for method in own
+    )
     for name in ("normalize_observations", "normalize_rewards"):
         if not getattr(config, name) or getattr(policy, name, False):
             continue
         if not normalizes:
             raise RollstreamError(
                 f"{name} is on, but {type(policy).__name__} does not normalize: it computes its outputs "
-                f"itself. Turn {name} off, or normalize in the policy and set its attribute {name} to True"
+                f"itself. Turn {name} off, or normalize in the policy and set its attribute {name} to True, "
+                f"after super().__init__()"
             )
         setattr(policy, name, name == "normalize_rewards" or flat_box_size(observation_space) > 0)
     return policy

@@ -109,7 +109,9 @@ class QPolicy:
         """Q values of all actions; very low for actions that are not legal."""
         q_values = expected_values(self.outputs(weights, observation), self.atoms, jnp)
         if has_action_mask(self.observation_space):
-            return jnp.where(observation["action_mask"].astype(bool), q_values, MASKED_LOGIT)
+            legal = observation["action_mask"].astype(bool)
+            legal |= ~legal.any(axis=-1, keepdims=True)  # after the last step, no action may be legal
+            return jnp.where(legal, q_values, MASKED_LOGIT)
         return q_values
 
 

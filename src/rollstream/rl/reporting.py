@@ -73,16 +73,16 @@ class _Reporter:
         self._add(report)
         self._pending += steps > 0
         if steps:
-            self._is_due = self._pending >= self._every or before < self._total <= self._steps
+            self._is_due |= self._pending >= self._every or before < self._total <= self._steps
             self._updates_left = self._updates_per_rollout if will_update else 0
         else:
             self._updates_left -= 1
         if self._is_due and self._updates_left <= 0:
             self._is_due = False
             return [self._report()]
-        return (
-            [{"time/total_timesteps": self._steps, "time/heartbeat": 1}] if self._heartbeat.is_due() else []
-        )
+        if self._steps < self._total and self._heartbeat.is_due():  # a training that ends makes all updates
+            return [{"time/total_timesteps": self._steps, "time/heartbeat": 1}]
+        return []
 
     def _add(self, report: Report) -> None:
         if (episodes := report.pop("episodes", None)) is not None and len(episodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium import spaces
 
@@ -48,24 +49,44 @@ def check_rollout(rollout: Rollout, space: gymnasium.Space[Any], name: str, leng
         raise _error(min(found), rollout, name, lengths)
 
 
-def check_step(
-    reward: Array, observation: Observation, space: gymnasium.Space[Any], name: str, lengths: Array
+def check_observation(
+    observation: Observation, rows: Array, space: gymnasium.Space[Any], name: str, lengths: Array
 ) -> None:
-    """Raise `BadEnvironment` unless what the step of an evaluation returned is valid.
+    """Raise `BadEnvironment` unless the observations that a policy acts on are valid.
 
     Args:
-        reward: Of each environment.
-        observation: Of each environment.
+        observation: Of all environments.
+        rows: The environments where the policy acts.
         space: Observation space of one environment.
+        name: Of the environment.
+        lengths: Steps of each environment's episode so far.
+    """
+    acted_on = jax.tree.map(lambda array: np.asarray(array)[rows], observation)
+    for (row,), why in _invalid_rows(space, acted_on, 1)[:1]:
+        raise _invalid(why, int(lengths[rows[row]]), name)
+
+
+def check_step(action: Array, reward: Array, name: str, lengths: Array) -> None:
+    """Raise `BadEnvironment` unless the rewards of a step, and the actions before it, are finite.
+
+    Args:
+        action: Of each environment.
+        reward: Of each environment.
         name: Of the environment.
         lengths: Steps of each environment's episode, with this one.
     """
-    found = [((i,), f"the reward is {reward[i]}") for i in np.flatnonzero(~np.isfinite(reward)).tolist()]
-    for (i,), why in found + _invalid_rows(space, observation, 1):
-        raise BadEnvironment(
-            f"{why} in step {int(lengths[i])} of an episode of {name} (evaluation); all rewards and "
-            f"observations have to be valid"
-        )
+    if not _is_finite(reward):
+        if np.issubdtype(action.dtype, np.floating) and not _is_finite(action):
+            raise BadEnvironment(
+                f"the policy chose an action that is NaN or infinite for {name}; its weights are broken"
+            )
+        row = int(np.flatnonzero(~np.isfinite(reward))[0])
+        raise _invalid(f"the reward is {reward[row]}", int(lengths[row]), name)
+
+
+def _invalid(reason: str, step: int, name: str) -> BadEnvironment:
+    when = f"in step {step} of an episode of {name}" if step else f"after a reset of {name}"
+    return BadEnvironment(f"{reason} {when}; all rewards and observations have to be valid")
 
 
 def _invalid_rows(
@@ -105,12 +126,11 @@ def _error(invalid: _Invalid, rollout: Rollout, name: str, lengths: Array) -> Ba
     start = ends[-1] + 1 if ends.size else 0
     taken = columns["mask"][start:row, i].sum() if "mask" in columns else row - start
     step = int(taken) + invalid.after + (0 if ends.size else int(lengths[i]))
-    when = f"in step {step} of an episode of {name}" if step else f"after a reset of {name}"
-    where = f"{when} (environment {i} of worker {rollout.worker})"
+    where = f"{name} (environment {i} of worker {rollout.worker})"
     actions = columns["action"][: row + invalid.after, i]
     if np.issubdtype(actions.dtype, np.floating) and not _is_finite(actions):
         return BadEnvironment(
-            f"the policy chose an action that is NaN or infinite {where}, so training has diverged; try a "
-            f"smaller learning rate"
+            f"the policy chose an action that is NaN or infinite in step {step} of an episode of {where}, so "
+            f"training has diverged; try a smaller learning rate"
         )
-    return BadEnvironment(f"{invalid.reason} {where}; all rewards and observations have to be valid")
+    return _invalid(invalid.reason, step, where)

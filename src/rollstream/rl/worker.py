@@ -60,7 +60,8 @@ class WorkerSpec:
 
 
 _STATISTICS_STEPS = 256
-"""Environment steps of a worker before its first rollout, to estimate the statistics that normalize."""
+"""Environment steps of a worker before its first rollout, to estimate the statistics that normalize. They are
+at most those of a rollout, which has a deadline."""
 
 
 def cpu_device() -> Any:
@@ -147,10 +148,11 @@ class RolloutWorker:
     def _estimate_statistics(self) -> None:
         """Estimate the statistics that normalize, with steps that count nowhere; then start new episodes."""
         policy: Any = self.policy
-        columns = self._rollout(max(1, _STATISTICS_STEPS // self.spec.num_envs)).columns
+        length = min(self.spec.rollout_length, max(1, _STATISTICS_STEPS // self.spec.num_envs))
+        columns = self._rollout(length).columns
         statistics = jax.tree.map(np.asarray, policy.batch_statistics(columns))
         self.set_weights(self.version, self.weights | statistics)
-        self._lacks_statistics = False  # even if the rewards are not recorded that it would need
+        self._lacks_statistics = False  # also if there are none: rewards are not recorded
         self._reset(1)
 
     def _rollout(self, length: int | None = None) -> Rollout:

@@ -28,7 +28,7 @@ from rollstream.background_save import read_arrays, read_checksum, write_arrays
 from rollstream.engine import RollstreamError
 from rollstream.state_codec import decode_state, encode_state
 
-_FORMAT = 3
+_FORMAT = 4
 _NAME = re.compile(r"step_(\d+)(\.old)?")
 _OLD = ".old"
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, SafetensorError)

@@ -39,7 +39,7 @@ def resolve_config(
 def config_from_dict(algorithm: Algorithm[C], values: Mapping[str, Any]) -> C:
     """Build a Config; fields that are missing have the algorithm's defaults."""
     hints, known = typing.get_type_hints(algorithm.config), _field_names(algorithm)
-    for name in values:
+    for name in map(str, values):
         if name not in known:
             raise ConfigError(
                 f"{algorithm.name} has no hyperparameter {name!r}{nearest(name, known)}; it has "

@@ -14,7 +14,7 @@ from rollstream.flow import Iter
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Policy, Weights
-from rollstream.rl.rollout_checks import check_step
+from rollstream.rl.rollout_checks import check_observation, check_step
 from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
@@ -99,11 +99,12 @@ class Evaluator:
         left[: episodes % vector.count] += 1
         returns, lengths = np.zeros((2, vector.count))
         ended: list[tuple[float, float]] = []
-        steps = 0
+        steps, name, acting = 0, self._env_spec.name, np.arange(vector.count)
         while left.any():
             steps += 1
             if steps > _UNINTERRUPTED_STEPS and self._should_stop():
                 raise EvaluationStopped("the evaluation was stopped before all of its episodes had ended")
+            check_observation(observation, acting, vector.observation_space, name, lengths)
             noise = () if self._deterministic else (self._policy.noise(generator, vector.count),)
             action, state = self._step(weights, observation, state, *noise)
             step = vector.step(np.asarray(action))
@@ -111,7 +112,8 @@ class Evaluator:
             mask = np.ones(vector.count, bool) if step.mask is None else step.mask
             returns += np.where(mask, step.reward, 0)
             lengths += mask
-            check_step(step.reward, observation, vector.observation_space, self._env_spec.name, lengths)
+            check_step(np.asarray(action), step.reward, name, lengths)
+            acting = np.setdiff1d(np.arange(vector.count), np.setdiff1d(step.ended, step.started))
             for i in step.ended:
                 if left[i]:
                     ended.append((float(returns[i]), float(lengths[i])))

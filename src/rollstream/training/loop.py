@@ -194,10 +194,10 @@ class TrainingLoop:
         try:
             workers = algorithm.workers(engine, config, task, deadline=self._deadline)
         except SpaceError as error:
-            others = ", ".join(supporting(task))
+            able = supporting(task)
+            others = f"; algorithms that can: {', '.join(able)}" if algorithm.name not in able else ""
             raise SpaceError(
-                f"{algorithm.name} cannot be trained on {task.environment.name}: {error}"
-                + (f"; algorithms that can: {others}" if others else "")
+                f"{algorithm.name} cannot be trained on {task.environment.name}: {error}{others}"
             ) from None
         self._require_updates()
         plan, evaluation = algorithm.build(workers, config), self._run_config.evaluation

@@ -26,7 +26,7 @@ from rollstream.training.metrics import STEPS, MetricsRow, read_metrics
 from rollstream.training.progress import Display, NoDisplay
 from rollstream.training.run_folder import RunConfig, require_new
 from rollstream.training.training_arguments import TrainingArguments
-from rollstream.training.validation import require_integers
+from rollstream.training.validation import as_path, require_integers
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
         raise RollstreamError(
             f"{chosen!r} is not an algorithm: use a name from `rollstream list`, or an Algorithm"
         )
-    folder = None if out is None else Path(out)
+    folder = None if out is None else as_path("out", out)
     arguments = TrainingArguments(
         algorithm=chosen,
         algorithm_source=algorithm if isinstance(algorithm, str) else None,
@@ -115,9 +115,13 @@ def train(
         stop_at=stop_at,
         checkpoint_every=checkpoint_every,
         keep=keep,
+        deadline=deadline,
+        on_report=on_report,
     )
     if folder is not None and not resume:
         require_new(folder)
+    if display is not None and not hasattr(display, "heartbeat"):
+        raise RollstreamError(f"display={display!r}: must be a Display; leave it out, or use quiet=True")
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
     notes = [] if resume else arguments.notes(run_config)
@@ -218,7 +222,7 @@ def load(
         policy: the run's policy function, if it has one.
         trust: import what the folder's `config.json` names.
     """
-    folder = Path(path)
+    folder = as_path("path", path)
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     run_config = read_run_config(folder, algorithm=chosen, source=env, policy=policy, trust=trust)
     check = partial(other_run, content=read_content(folder), may_change=False)

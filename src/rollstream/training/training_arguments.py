@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -56,10 +56,12 @@ class TrainingArguments:
     stop_at: float | None = None
     checkpoint_every: Positive = None
     keep: Positive = None
+    deadline: Annotated[float | None, Limits(0)] = None
+    on_report: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
-        checked += ("engine", "stop_at", "checkpoint_every", "keep")
+        checked += ("engine", "stop_at", "checkpoint_every", "keep", "deadline")
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
         if self.policy is not None and not callable(self.policy):
             raise RollstreamError(
@@ -67,6 +69,8 @@ class TrainingArguments:
                 f"returns a policy; leave it out to use the one of {self.algorithm.name}, whose network is "
                 f"set by config={{'hidden': (64, 64)}}"
             )
+        if self.on_report is not None and not callable(self.on_report):
+            raise RollstreamError(f"on_report={self.on_report!r}: must be a function of a report")
         if self.env_kwargs is not None and not isinstance(self.env_kwargs, Mapping):
             raise RollstreamError(f"env_kwargs={self.env_kwargs!r}: must be a dict of keyword arguments")
 

@@ -57,9 +57,12 @@ def require_trust(folder: Path, kind: str, source: Any) -> None:
     """Raise `UntrustedCode`: the folder names code and is not trusted."""
     named = source if isinstance(source, str) else f"{source.get('module')}.{source.get('name')}"
     again = f"{kind}=..." if isinstance(source, dict) else f"{kind}={named}"
+    name_it = (
+        "give it again in Python (rs.load, rs.train)" if kind == "policy" else f"name it again with {again}"
+    )
     raise UntrustedCode(
-        f"config.json of {folder} names code, {kind} {named}, and a run folder is data: name it again with "
-        f"{again}, or trust the folder with trust=True"
+        f"config.json of {folder} names code, {kind} {named}, and a run folder is data: {name_it}, or trust "
+        f"the folder with trust=True"
     )
 
 

@@ -7,6 +7,8 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from rollstream.engine import RollstreamError
@@ -26,6 +28,13 @@ def validate(
         allowed = limits(kind, name)
         if not _has_type(hints[name], value) or not _is_within(allowed, value):
             raise ConfigError(f"{label(name, value)}: must be {_describe(hints[name], allowed)}")
+
+
+def as_path(name: str, value: Any) -> Path:
+    """A folder that an argument names."""
+    if not isinstance(value, (str, PathLike)):
+        raise RollstreamError(f"{name}={value!r}: must be the path of a run folder")
+    return Path(value)
 
 
 def require_integers(minimum: int, **values: Any) -> None:
