@@ -596,3 +596,44 @@ def test_a_crash_of_native_code_shows_where_it_was(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in done.stderr
     assert 'crash.py", line 4 in crash' in done.stderr
+
+
+def test_ctrl_c_during_a_compilation_does_not_crash() -> None:
+    """XLA goes on compiling what Ctrl-C interrupted, and would crash when the interpreter ends."""
+    code = """
+import os, signal, threading, jax, jax.numpy as jnp, rollstream.cli as cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also under nohup
+
+def slow(x):
+    for i in range(300):
+        x = jnp.sin(x @ x) + jnp.linalg.norm(x) * i
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()  # it compiles by then
+    return x
+
+def main():
+    try:
+        jax.jit(slow)(jnp.ones((64, 64)))
+    except KeyboardInterrupt:
+        cli.leave("stopped", 130)
+
+cli.main = main
+cli.entry_point()
+"""
+    done = scripts.run("-c", code, check=False)
+    assert (done.returncode, done.stderr) == (130, "rollstream: stopped\n")
+
+
+def test_a_signal_before_the_training_starts_says_what_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(
+        "import os, signal, time\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\n"
+        "class Waiting(CartPoleEnv):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    options = ("--env", "waiting.py:Waiting", "--steps", "100", "--out", "run")
+    done = scripts.run("-m", "rollstream", "train", "ppo", *options, check=False, cwd=tmp_path)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "rollstream: stopped before the first checkpoint: nothing is saved\n"

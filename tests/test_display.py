@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
+from pdb import Pdb
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -274,3 +277,20 @@ def test_few_points_can_be_drawn(tmp_path: Path, values: dict[int, float]) -> No
     pytest.importorskip("matplotlib")
     rows = [report(steps, value) for steps, value in values.items()]
     assert draw_curve(rows, tmp_path / "curve.png") is not None
+
+
+def test_the_view_is_out_of_the_debuggers_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[Any] = []
+    monkeypatch.setattr(Pdb, "set_trace", lambda _, frame: frames.append(frame))
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
+    display, _, _ = live()
+    display.start(INFO)
+    assert display._live is not None
+    breakpoint()
+    assert not display._live.is_started
+    assert frames == [sys._getframe()]
+    display.heartbeat(1, statistics())
+    assert display._live.is_started
+    display.finish(completed=False)
+    assert sys.breakpointhook is sys.__breakpointhook__

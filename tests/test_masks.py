@@ -286,3 +286,23 @@ def test_a_mask_that_allows_nothing_leaves_q_values_as_they_are() -> None:
     )
     np.testing.assert_array_equal(found[0], found[1])
     assert found[2, 1] < -1e8
+
+
+class MaskMethod(Masked):
+    """As for sb3-contrib: a method says which actions are legal, and `info` does not."""
+
+    def action_masks(self) -> Any:
+        return LEGAL.astype(bool)
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0], {}
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {}
+
+
+def test_the_masks_of_a_method_are_used() -> None:
+    worker = worker_of(WorkerSpec(EnvSpec(MaskMethod), 2, 50, ActorCriticPolicy))
+    batch = sampled(worker)
+    assert set(np.unique(batch["action"])) == {0, 1}
+    assert (batch["observation"]["action_mask"] == LEGAL).all()

@@ -16,10 +16,11 @@ import rollstream as rs
 from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Algorithm
 from rollstream.training import loop
-from rollstream.training.config_file import read_run_config
+from rollstream.training.config_file import read_run_config, write_run_config
 from rollstream.training.progress import NoDisplay
 from rollstream.training.run import Run
 from rollstream.training.run_folder import CheckpointConfig, EvaluationConfig, RunError
+from rollstream.training.training_arguments import TrainingArguments
 from rollstream.training.video import record_video
 
 SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
@@ -193,6 +194,28 @@ def test_the_number_of_workers_may_change(name: str, tmp_path: Path) -> None:
         assert counted == sorted(set(counted))
     with pytest.raises(rs.RollstreamError, match="among 3 workers; numbers of workers that fit: 1, 2, 4"):
         rs.train(name, out=tmp_path / "run", resume=True, quiet=True, workers=3, steps=1024)
+
+
+@pytest.mark.parametrize(
+    ("engine", "before", "after", "expected"),
+    [
+        (None, 0, 2, "processes"),
+        (None, 2, 0, "inline"),
+        (None, 2, None, "processes"),
+        ("threads", 2, 0, "threads"),
+        ("inline", 2, 4, "inline"),
+    ],
+)
+def test_the_default_engine_follows_the_workers(
+    engine: Any, before: int, after: int | None, expected: str, tmp_path: Path
+) -> None:
+    config = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
+    arguments = TrainingArguments(
+        algorithm=ALGORITHMS["ppo"], env="CartPole-v1", steps=64, config=config, workers=before, engine=engine
+    )
+    write_run_config(tmp_path, arguments.new_run(), {})
+    resumed = TrainingArguments(algorithm=ALGORITHMS["ppo"], workers=after).resumed_run(tmp_path)
+    assert resumed.engine == expected
 
 
 def test_environments_are_rounded_up_to_the_workers(tmp_path: Path) -> None:

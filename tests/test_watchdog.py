@@ -132,7 +132,7 @@ def test_a_signal_ends_a_training_whose_worker_is_stuck(how: str) -> None:
         training.send_signal(signal.SIGTERM)
         rest = "".join(lines)
         assert training.wait() in (128 + signal.SIGTERM, -signal.SIGTERM)
-    assert "worker does not answer: stopping without a last checkpoint" in rest
+    assert "no answer from worker: stopping without a last checkpoint" in rest
 
 
 # Death -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rollstream.algos import ppo
 from rollstream.algos.ppo import PPO
 from rollstream.cli import main
 from rollstream.rl.learner import Learner
+from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.training import loop
 
 SMALL = {"num_envs": 2, "rollout_length": 8, "minibatch_size": 16, "epochs": 1, "hidden": (4,)}
@@ -77,6 +78,8 @@ COMMANDS: dict[str, str] = {
     f"train ppo {CARTPOLE} --config.hidden 0": "--config.hidden 0: must be a tuple of integers >= 1",
     f"train ppo {CARTPOLE} --config.activation elu": "--config.activation elu: must be one of 'tanh'",
     f"train ppo {CARTPOLE} --config.minibatch-size 7": "set minibatch_size to a divisor of 256",
+    f"train ppo {CARTPOLE} --config.n-steps 8": "did you mean --config.rollout-length?",
+    f"train ppo {CARTPOLE} --config.batch-size 8": "did you mean --config.minibatch-size?",
     f"train ppo {CARTPOLE} --config.lr 1": "did you mean --config.learning-rate?",
     f"train ppo {CARTPOLE} --learning_rate 1": "did you mean --config.learning-rate?",
     f"train ppo {CARTPOLE} --qqq": "unknown option --qqq",
@@ -159,6 +162,11 @@ class Odd(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return self._step
+
+
+class FailingReset(Odd):
+    def reset(self, **_: Any) -> Any:
+        raise OSError("no display")
 
 
 def misspelt(weights: Any, state: Any, batch: Any, *_: Any) -> Any:
@@ -246,11 +254,11 @@ CALLS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a policy that is nothing": (
         train(policy=lambda *_: None),
-        "the policy is of type NoneType and has no init, initial_state, noise, step, jit",
+        "the policy is of type NoneType, and a policy has init, initial_state, noise, step, jit",
     ),
     "a policy of dqn that is a dict": (
         train("dqn", policy=lambda *_: {}, config={}),
-        "the policy is of type dict and has no init",
+        "the policy is of type dict, and a policy has init",
     ),
     "a plan that fails": (train(with_plan(lambda *_: 1 / 0)), "plan of ppo failed: ZeroDivisionError"),
     "a plan of one argument": (train(with_plan(lambda _: None)), "plan of ppo failed: TypeError"),
@@ -260,12 +268,18 @@ CALLS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a learner that is nothing": (
         train(dataclasses.replace(PPO, learner=lambda *_: None)),
-        "learner of ppo returns NoneType, not a Learner",
+        "the learner is of type NoneType, and a learner has train, get_weights",
     ),
     "a learner that fails": (
         train(dataclasses.replace(PPO, learner=lambda config, *_: config.lr)),
         "learner of ppo failed: AttributeError: .*'lr'",
     ),
+    "a policy of another algorithm": (
+        train("dqn", policy=ActorCriticPolicy, config={}),
+        "dqn needs a policy of class QPolicy, not ActorCriticPolicy",
+    ),
+    "a reset that fails": (train(env=FailingReset), "reset of FailingReset failed: OSError: no display"),
+    "a name of Stable-Baselines3": (train(config={"n_steps": 8}), "did you mean 'rollout_length'?"),
     "a mask of a wrong length": (
         train(env=lambda: Odd(reset=(np.zeros(2, np.float32), {"action_mask": np.ones(3)}))),
         r"Odd reports an action mask of shape \(3,\), and its action space is Discrete\(2\)",

@@ -1,5 +1,5 @@
 """Entry point of `python -m rollstream`."""
 
-from rollstream.cli import main
+from rollstream.cli import entry_point
 
-main()
+entry_point()

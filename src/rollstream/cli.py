@@ -12,9 +12,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
+from bdb import BdbQuit
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rollstream import __version__
 from rollstream.arguments import parse, parse_known
 from rollstream.engine import RollstreamError
+from rollstream.engine.errors import SignalExit
 from rollstream.error_messages import exit_code, leave, message, reword_for, show_warning
 from rollstream.limits import NonNegativeInt
 from rollstream.run_commands import farewell, import_from_here, load_run
@@ -384,8 +388,10 @@ def main(args: Sequence[str] | None = None) -> None:
             command = _parse(args)
             warnings.showwarning = partial(show_warning, default, _reword(command))
             command.run(args)
-        except KeyboardInterrupt:
-            leave("stopped", 130)
+        except (KeyboardInterrupt, SignalExit) as stopped:
+            leave("stopped", exit_code(stopped))
+        except BdbQuit:
+            leave("stopped in the debugger", 130)
         except RollstreamError as error:
             leave(_reword(command)(message(error)), 2)
         except BrokenPipeError:  # the reader of the output has closed it
@@ -395,3 +401,27 @@ def main(args: Sequence[str] | None = None) -> None:
             where = "" if error.filename is None else f"{error.filename}: "
             fix = "; free some space, then resume with --resume" if error.errno == errno.ENOSPC else ""
             leave(f"{where}{error.strerror or error}{fix}", 1)
+
+
+def entry_point() -> None:
+    """Run `main` in a process of its own.
+
+    After a signal the process ends without finalizing the interpreter: XLA may still compile what Ctrl-C
+    interrupted, and would crash when JAX frees its memory.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _exit_by_signal)
+    try:
+        main()
+    except SystemExit as exiting:
+        if exiting.code not in (129, 130, 143):
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(exiting.code)
+
+
+def _exit_by_signal(number: int, _: object) -> None:
+    raise SignalExit(128 + number)

@@ -33,7 +33,7 @@ def in_options(text: str, names: Sequence[str], settings: Sequence[str] = ()) ->
         return _option(match[1] if match[1] in names else f"config.{match[1]}", match[2])
 
     known = "|".join(map(re.escape, [*names, *settings]))
-    return re.sub(rf"(?<![\w.'])(?:config )?({known})=({_VALUE})", replace, text) if known else text
+    return re.sub(rf"(?<![\w.'(])(?:config )?({known})=({_VALUE})", replace, text) if known else text
 
 
 def reword_for(command: Any, options: Sequence[str]) -> Callable[[str], str]:

@@ -27,6 +27,21 @@ _REGISTRY = {
 }
 
 
+USUAL_NAMES = {
+    "batch_size": "minibatch_size",
+    "ent_coef": "entropy_coefficient",
+    "exploration_final_eps": "final_epsilon",
+    "lr": "learning_rate",
+    "n_envs": "num_envs",
+    "n_epochs": "epochs",
+    "n_steps": "rollout_length",
+    "net_arch": "hidden",
+    "train_freq": "rollout_length",
+    "vf_coef": "value_coefficient",
+}
+"""Hyperparameters as Stable-Baselines3 names them, where the name differs."""
+
+
 class UnknownAlgorithm(RollstreamError):
     """There is no algorithm of that name, or none in that file."""
 
@@ -85,5 +100,8 @@ def module_of(name: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A question whether another name was meant, in parentheses, if one is similar."""
-    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+    known = list(known)
+    if (usual := USUAL_NAMES.get(name.lower())) in known:
+        return f" (did you mean {usual!r}?)"
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -29,6 +29,7 @@ from rollstream.rl.networks import q_network
 from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
+from rollstream.rl.policy import require_policy
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
 from rollstream.rl.rollout import rollout_for_replay
@@ -216,6 +217,7 @@ def _select_action(outputs: Array, action: Array) -> Array:
 
 def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     """Adam, and a target network."""
+    require_policy(policy, QPolicy, config.algorithm)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
 
     def init_state(params: Weights) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from rollstream.rl.networks import head_network
 from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import has_action_mask
+from rollstream.rl.policy import has_action_mask, require_policy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import require_action_space
@@ -185,6 +185,7 @@ def target_entropy(config: Config, policy: ActorPolicy, observation: Any) -> Arr
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     """Adam for actor, critics and temperature. The workers receive the actor's weights."""
+    require_policy(policy, ActorPolicy, config.algorithm)
     distribution = policy.distribution
     action_size = distribution.size if isinstance(distribution, TanhNormal) else 0
     critics = Critics(

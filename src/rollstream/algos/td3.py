@@ -30,6 +30,7 @@ from rollstream.rl.networks import head_network
 from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights, trainable
+from rollstream.rl.policy import require_policy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.spaces import require_action_space
@@ -149,6 +150,7 @@ def actor_loss(
 
 def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     """Adam for actor and critics, with target networks of both. The workers receive the actor's weights."""
+    require_policy(policy, ActorPolicy, config.algorithm)
     action_size = policy.distribution.output_size
     critics = Critics(
         policy.observation_space,

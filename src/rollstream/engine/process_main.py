@@ -106,8 +106,8 @@ def _leave_to_driver(_: int, __: object) -> None:
 def _no_terminal(actor: str, *_: object, **__: object) -> None:
     """What `breakpoint()` does here: the debugger would read the end of its input, and quit."""
     raise EngineError(
-        f"breakpoint() in {actor}: its process has no terminal. Debug with the engine inline, where it stops "
-        f"in your own: --engine inline, engine='inline' or rs.engine('inline')"
+        f"breakpoint() in {actor}: its process has no terminal. In the engine inline it stops in "
+        f"yours: engine='inline'"
     )
 
 

@@ -83,8 +83,6 @@ class AlgorithmConfig(Protocol):
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
-_POLICY_MEMBERS = ("init", "initial_state", "noise", "step", "jit")
-
 
 def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function; if it is the user's, its error becomes one sentence with the line that failed."""
@@ -96,6 +94,13 @@ def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
         if getattr(function, "__module__", "").startswith("rollstream."):
             raise
         raise RollstreamError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+def _require_members(kind: str, value: Any, names: tuple[str, ...]) -> None:
+    if missing := [name for name in names if not hasattr(value, name)]:
+        raise RollstreamError(
+            f"the {kind} is of type {type(value).__name__}, and a {kind} has {', '.join(missing)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,14 +135,9 @@ class Algorithm(Generic[C]):
             raise RollstreamError(f"worker of {self.name} returns {type(spec).__name__}, not a WorkerSpec")
         spaces = task.spaces()
         policy = _call("policy", spec.policy, *spaces) if task.policy else spec.policy(*spaces)
-        if missing := [name for name in _POLICY_MEMBERS if not hasattr(policy, name)]:
-            raise RollstreamError(
-                f"the policy is of type {type(policy).__name__} and has no {', '.join(missing)}: return a "
-                f"Policy, such as ActorCriticPolicy(observation_space, action_space)"
-            )
+        _require_members("policy", policy, ("init", "initial_state", "noise", "step", "jit"))
         learner = _call(f"learner of {self.name}", self.learner, config, task, policy)
-        if not isinstance(learner, Learner):
-            raise RollstreamError(f"learner of {self.name} returns {type(learner).__name__}, not a Learner")
+        _require_members("learner", learner, ("train", "get_weights", "version", "state_dict"))
         workers = WorkerSet(engine, spec, learner, max(1, task.workers), **spawn_options)
         if self.replay is not None:
             workers.replay = self.replay(workers, config)

@@ -28,7 +28,11 @@ def checked_reset(environment: Any, **seed: int) -> tuple[Any, dict[str, Any]]:
         result = environment.reset(**seed)
     except INTERFACE_ERRORS as error:
         explain(error, environment, _RESET)
+        raise _failed(environment, error) from error
+    except RollstreamError:
         raise
+    except Exception as error:
+        raise _failed(environment, error) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise _bad(environment, _RESET, f"it returned {type(result).__name__}")
     return result
@@ -82,6 +86,10 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 def env_name(environment: Any) -> str:
     """The id of an environment, or else the name of its class."""
     return type(environment.unwrapped).__name__ if environment.spec is None else environment.spec.id
+
+
+def _failed(environment: Any, error: Exception) -> BadEnvironment:
+    return BadEnvironment(f"reset of {env_name(environment)} failed: {type(error).__name__}: {error}")
 
 
 def _bad(environment: Any, method: str, reason: str) -> BadEnvironment:

@@ -119,7 +119,7 @@ class EnvSpec:
         """Create a single plain environment."""
         options, found = {**self.options, **options}, self._found()
         if isinstance(found, registration.EnvSpec):
-            return _made(self.name, found, options)
+            return _with_masks(_made(self.name, found, options))
         try:
             made = found(**options)
         except Exception as error:
@@ -132,7 +132,7 @@ class EnvSpec:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(made, name, None), gymnasium.Space):
                 raise UnknownEnvironment(f"{self.name} has no {name}: set self.{name} in its __init__")
-        return made
+        return _with_masks(made)
 
     def _found(self) -> Any:
         """The registered spec of an id, or a function."""
@@ -161,6 +161,25 @@ class EnvSpec:
                 options = {**self.options, **_ALE_OPTIONS} if self._is_ale else self.options
                 return NativeVector(_made_vector(self.name, found, count, options))
         return SyncVector(self.make_one, count)
+
+
+class _MaskMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Reports the masks of a method `action_masks()`, as sb3-contrib calls it, in `info`."""
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        return observation, info | {"action_mask": self._mask()}
+
+    def step(self, action: Any) -> Any:
+        *rest, info = self.env.step(action)
+        return *rest, info | {"action_mask": self._mask()}
+
+    def _mask(self) -> Any:
+        return self.env.get_wrapper_attr("action_masks")()
+
+
+def _with_masks(environment: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    return _MaskMethod(environment) if environment.has_wrapper_attr("action_masks") else environment
 
 
 def _is_atari(name: str) -> bool:

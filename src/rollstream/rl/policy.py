@@ -218,6 +218,14 @@ def custom_policy(
     return policy
 
 
+def require_policy(policy: Any, kind: type, algorithm: str) -> None:
+    """Raise unless a policy is of the kind that an algorithm learns."""
+    if not isinstance(policy, kind):
+        raise RollstreamError(
+            f"{algorithm} needs a policy of class {kind.__name__}, not {type(policy).__name__}"
+        )
+
+
 def has_action_mask(space: gymnasium.Space[Any]) -> bool:
     """Whether observations include a mask of the legal actions."""
     return isinstance(space, spaces.Dict) and "action_mask" in space.spaces

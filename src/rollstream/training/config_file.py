@@ -300,8 +300,8 @@ def _import_source(source: Any, argument: str) -> Any:
         for part in source["name"].split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError):
+        again = "in Python, rs.load(..., policy)" if argument == "policy" else f"{argument}=..."
         raise RunError(
-            f"{source['name']}, which this run was trained with, cannot be imported; pass it again: "
-            f"{argument}=..."
+            f"{source['name']}, which this run was trained with, cannot be imported; pass it again: {again}"
         ) from None
     return value

@@ -89,6 +89,12 @@ class TrainingArguments:
             self.algorithm_source,
         )
 
+    def _engine(self, saved: RunConfig) -> str:
+        """The engine of a resumed run: the default for its workers, if it was the default before."""
+        if self.workers is None or saved.engine != ("processes" if saved.task.workers else "inline"):
+            return saved.engine
+        return "processes" if self.workers else "inline"
+
     def notes(self, run_config: RunConfig) -> list[str]:
         """What was changed to fit the number of workers."""
         if self.env is None or self.config is run_config.config:
@@ -131,7 +137,7 @@ class TrainingArguments:
         return replace(
             saved,
             task=replace(saved.task, steps=self.steps or saved.task.steps, workers=workers),
-            engine=self.engine or saved.engine,
+            engine=self.engine or self._engine(saved),
             evaluation=self._evaluation(saved.evaluation),
             checkpoints=self._checkpoints(saved.checkpoints),
             algorithm_source=self.algorithm_source,

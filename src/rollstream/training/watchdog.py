@@ -65,7 +65,7 @@ class Watchdog:
         silent = [name for name, seconds in silences.items() if seconds >= self._patience(name, GRACE)]
         if silent and now - self._signalled >= GRACE:
             self._signalled = now
-            self._notify(f"{', '.join(silent)} does not answer: stopping without a last checkpoint")
+            self._notify(f"no answer from {', '.join(silent)}: stopping without a last checkpoint")
             self._interrupts.force()
 
     def _hint(self, name: str) -> str:
