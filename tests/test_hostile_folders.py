@@ -427,3 +427,12 @@ def test_settings_change_on_purpose(place: Path, capsys: pytest.CaptureFixture[s
     assert rs.load("run").config.learning_rate == 0.5
     more = (*resume[:-3], "--steps", "64", "--quiet", "--allow-changes", "--config.hidden", "8")
     assert "these weights are of another network" in told(capsys, *more)
+
+
+def test_an_environment_does_not_change_on_purpose(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit = json.loads((place / "run" / "config.json").read_text())
+    edit["task"]["environment"]["source"] = "CartPole-v0"
+    (place / "run" / "config.json").write_text(json.dumps(edit))
+    resume = ("train", "ppo", "--resume", "--out", "run", "--steps", "48", "--quiet", "--allow-changes")
+    sentence = told(capsys, *resume)
+    assert "was trained with env 'CartPole-v1', and config.json says 'CartPole-v0' (restore it)" in sentence

@@ -104,7 +104,9 @@ class Stage(Operator):
             try:
                 self.function.load_state_dict(state["function"])
             except Exception as error:
-                raise StateError(f"{self.name} ({self.location}) could not be loaded: {error!r}") from error
+                raise StateError(
+                    f"{self.name} ({self.location}) could not be loaded: {str(error) or repr(error)}"
+                ) from error
 
 
 class ForEachStage(Stage):

@@ -70,16 +70,15 @@ def other_run(found: Mapping[str, Any], content: Mapping[str, Any], *, may_chang
     if found.get("id") != content["id"] or not isinstance(found.get("spaces"), list):
         return "belongs to another run"
     own = settings(content)
-    if may_change or found.get("sha256") == digest(own):
+    if found.get("sha256") == digest(own):
         return None
     trained: Mapping[str, Any] = found.get("settings") or {}
     for name in [*own, *trained]:
-        if (before := trained.get(name)) != (now := own.get(name)):
-            return (
-                f"was trained with {name} {before!r}, and config.json says {now!r} (restore it, or resume "
-                f"with allow_changes=True)"
-            )
-    return "was trained with other settings than config.json says"
+        can_change = name.startswith("config ") or name in ("seed", "env_kwargs")
+        if (before := trained.get(name)) != (now := own.get(name)) and not (may_change and can_change):
+            fix = "restore it, or resume with allow_changes=True" if can_change else "restore it"
+            return f"was trained with {name} {before!r}, and config.json says {now!r} ({fix})"
+    return None if may_change else "was trained with other settings than config.json says"
 
 
 # Spaces ------------------------------------------------------------------------------------------
