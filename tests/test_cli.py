@@ -166,7 +166,8 @@ def test_a_terminal_that_is_closed_saves(tmp_path: Path) -> None:
     out, (terminal, side) = tmp_path / "run", os.openpty()
     code = (
         "import fcntl, signal, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # `nohup` ignores it
-        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); import rollstream.__main__"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); from rollstream.__main__ import entry_point; "
+        "entry_point()"
     )
     command = ["-c", code, "train", "ppo", *TINY, "--steps", "9_000_000", "--out", str(out)]
     streams: dict[str, Any] = {"stdin": side, "stdout": side, "stderr": side, "start_new_session": True}
@@ -601,7 +602,9 @@ def test_a_crash_of_native_code_shows_where_it_was(tmp_path: Path) -> None:
 def test_ctrl_c_during_a_compilation_does_not_crash() -> None:
     """XLA goes on compiling what Ctrl-C interrupted, and would crash when the interpreter ends."""
     code = """
-import os, signal, threading, jax, jax.numpy as jnp, rollstream.cli as cli
+import signal, threading, jax, jax.numpy as jnp
+from rollstream import cli, exit_signals
+from rollstream.__main__ import entry_point
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also under nohup
 
@@ -617,8 +620,9 @@ def main():
     except KeyboardInterrupt:
         cli.leave("stopped", 130)
 
+exit_signals.exit_at_once = lambda: None
 cli.main = main
-cli.entry_point()
+entry_point()
 """
     done = scripts.run("-c", code, check=False)
     assert (done.returncode, done.stderr) == (130, "rollstream: stopped\n")
@@ -637,3 +641,30 @@ def test_a_signal_before_the_training_starts_says_what_is_saved(tmp_path: Path) 
     done = scripts.run("-m", "rollstream", "train", "ppo", *options, check=False, cwd=tmp_path)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == "rollstream: stopped before the first checkpoint: nothing is saved\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_an_import_is_no_traceback(number: int, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(f"import os\nos.kill(os.getpid(), {number:d})\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also under nohup
+    code += "from rollstream.__main__ import entry_point; entry_point()"
+    done = scripts.run("-c", code, "graph", "early.py:ALGORITHM", check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (128 + number, "rollstream: stopped\n")
+
+
+def test_a_signal_that_something_swallows_ends_the_process_anyway() -> None:
+    code = """
+import os, signal, threading
+from rollstream import exit_signals
+
+exit_signals._SOON_SECONDS = 0.1
+exit_signals.exit_at_once()
+exit_signals.raise_exceptions()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except SystemExit:
+    pass
+threading.Event().wait()
+"""
+    done = scripts.run("-c", code, check=False)
+    assert (done.returncode, done.stderr) == (143, "rollstream: stopped\n")

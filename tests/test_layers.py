@@ -12,7 +12,7 @@ import pytest
 
 SOURCES = Path(__file__).parents[1] / "src" / "rollstream"
 LAYERS = (
-    {"cli", "arguments", "error_messages", "run_commands", "__main__"},
+    {"cli", "arguments", "error_messages", "run_commands", "exit_signals", "__main__"},
     {"training"},
     {"algos"},
     {"rl"},

@@ -397,7 +397,7 @@ class Debugged:
 def test_breakpoint_says_where_it_works(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
     [actor] = engine.spawn(Debugged)
-    with pytest.raises(rs.EngineError, match=r"breakpoint\(\) in Debugged: .* --engine inline"):
+    with pytest.raises(rs.EngineError, match=r"breakpoint\(\) in Debugged: .* engine='inline'"):
         actor.call("debug").result()
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import errno
 import faulthandler
 import importlib.util
 import json
 import os
 import re
 import shlex
-import signal
 import sys
 import warnings
 from bdb import BdbQuit
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +23,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from rollstream import __version__
+from rollstream import __version__, exit_signals
 from rollstream.arguments import parse, parse_known
 from rollstream.engine import RollstreamError
 from rollstream.engine.errors import SignalExit
-from rollstream.error_messages import exit_code, leave, message, reword_for, show_warning
+from rollstream.error_messages import exit_code, leave, message, os_message, reword_for, show_warning
 from rollstream.limits import NonNegativeInt
 from rollstream.run_commands import farewell, import_from_here, load_run
 
@@ -131,6 +128,7 @@ class Train(Generic[C]):
         options["env_kwargs"] = dict(map(_keyword, self.env_kwargs)) or None
         options["display"] = _display(self)
         import_from_here(self.out if self.resume else None, self.env, self.trust)
+        exit_signals.raise_exceptions()
         while True:
             out = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
             try:
@@ -398,30 +396,4 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.stderr.close()
             sys.exit(0)
         except OSError as error:
-            where = "" if error.filename is None else f"{error.filename}: "
-            fix = "; free some space, then resume with --resume" if error.errno == errno.ENOSPC else ""
-            leave(f"{where}{error.strerror or error}{fix}", 1)
-
-
-def entry_point() -> None:
-    """Run `main` in a process of its own.
-
-    After a signal the process ends without finalizing the interpreter: XLA may still compile what Ctrl-C
-    interrupted, and would crash when JAX frees its memory.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _exit_by_signal)
-    try:
-        main()
-    except SystemExit as exiting:
-        if exiting.code not in (129, 130, 143):
-            raise
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(exiting.code)
-
-
-def _exit_by_signal(number: int, _: object) -> None:
-    raise SignalExit(128 + number)
+            leave(os_message(error), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import shlex
 import sys
@@ -100,6 +101,13 @@ def message(error: RollstreamError) -> str:
     if (match := re.search(r" failed: rollstream\.[\w.]+: (.*)", first)) is not None:  # in a worker
         return match[1]
     return first + _user_line(str(error))
+
+
+def os_message(error: OSError) -> str:
+    """One sentence, with the file."""
+    where = "" if error.filename is None else f"{error.filename}: "
+    fix = "; free some space, then resume with --resume" if error.errno == errno.ENOSPC else ""
+    return f"{where}{error.strerror or error}{fix}"
 
 
 def _user_line(trace: str) -> str:

@@ -195,7 +195,9 @@ class TrainingLoop:
             workers = algorithm.workers(engine, config, task, deadline=self._deadline)
         except SpaceError as error:
             able = supporting(task)
-            others = f"; algorithms that can: {', '.join(able)}" if algorithm.name not in able else ""
+            others = (
+                f"; algorithms that can: {', '.join(able)}" if able and algorithm.name not in able else ""
+            )
             raise SpaceError(
                 f"{algorithm.name} cannot be trained on {task.environment.name}: {error}{others}"
             ) from None
