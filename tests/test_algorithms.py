@@ -214,6 +214,7 @@ def test_weights_are_the_same_with_one_core(name: str, in_a_fresh_process: dict[
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("a2c", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_saved_plan_goes_on_exactly(name: str, in_a_fresh_process: dict[str, list[str]]) -> None:
     """Three iterations here, then two in another process, are five without a stop."""
     assert in_a_fresh_process[name][1] == on_inline(name, wide=False)

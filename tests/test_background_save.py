@@ -207,6 +207,7 @@ def test_shards_write_their_own_files_and_are_restored_from_them(saved: Any, eng
         assert report["replay/lost_items"] == 0
 
 
+@pytest.mark.slow
 def test_a_state_without_its_files_says_so(saved: Any) -> None:
     _, state, *_ = saved
     with (
@@ -229,6 +230,7 @@ class Clumsy:
         return self._writing.wait()
 
 
+@pytest.mark.slow
 def test_a_flow_goes_on_when_a_writer_is_killed(tmp_path: Path) -> None:
     with rs.engine("processes") as engine:
         plan = flow.from_actors(engine.spawn(Clumsy, count=2), "sample").gather_sync()

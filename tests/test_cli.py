@@ -451,6 +451,7 @@ class MyEnv(CartPoleEnv):
 """
 
 
+@pytest.mark.slow
 def test_ones_own_environment_with_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,6 +168,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:
@@ -206,6 +207,7 @@ def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: C
     assert names(tmp_path / "run" / "best")[-1] == "step_000000192"
 
 
+@pytest.mark.slow
 def test_the_best_is_there_as_long_as_one_may_go_back_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:

@@ -96,6 +96,7 @@ def test_normalization_makes_far_observations_learnable() -> None:
     assert run.evaluate(episodes=20).mean_return >= 400
 
 
+@pytest.mark.slow
 def test_a2c_learns_from_its_first_updates_on() -> None:
     """Stable-Baselines3 has a return of 91 over this training, with the same settings."""
     fast, slow = (

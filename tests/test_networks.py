@@ -88,7 +88,7 @@ def test_images_are_looked_at_as_numbers_from_0_to_1() -> None:
         (1, 9, 1),
     ],
 )
-@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+@pytest.mark.parametrize("dtype", [np.uint8, pytest.param(np.bool_, marks=pytest.mark.slow)])
 def test_images_of_any_size_become_features(shape: tuple[int, ...], dtype: Any) -> None:
     space = spaces.Box(0, 1, shape, dtype)
     policy = ActorCriticPolicy(space, spaces.Discrete(3))

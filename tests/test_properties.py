@@ -295,6 +295,7 @@ def test_random_graphs_on_real_threads(spec: Any) -> None:
 @pytest.mark.parametrize("name", REMOTE)
 @given(spec=streams(asynchronous=True))
 @settings(max_examples=8)
+@pytest.mark.slow
 def test_random_graphs_in_other_processes(name: str, spec: Any) -> None:
     with rs.engine(name) as engine:
         plan, expected = Build(engine).stream(spec)
@@ -306,6 +307,7 @@ def test_random_graphs_in_other_processes(name: str, spec: Any) -> None:
 @pytest.mark.parametrize("name", REMOTE)
 @given(spec=streams(asynchronous=False), stop=st.integers(0, 12))
 @settings(max_examples=8)
+@pytest.mark.slow
 def test_synchronous_plans_give_identical_outputs_in_other_processes(name: str, spec: Any, stop: int) -> None:
     results, states = [], []
     for where in ("inline", name):

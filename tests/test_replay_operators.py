@@ -674,6 +674,7 @@ def test_transitions_are_learned_from_as_often_as_configured_whoever_is_slow_or_
         assert tolerance < ratio
 
 
+@pytest.mark.slow
 def test_what_a_shard_had_is_lost_once() -> None:
     """However many empty answers it gives before it has something again, and the other goes on meanwhile."""
     with training("apex", "processes", replay_shards=2, **APEX) as (plan, workers):
@@ -695,6 +696,7 @@ def test_what_a_shard_had_is_lost_once() -> None:
         assert any(size >= sum(sizes) - stored_since for size in known), "it counts again once it is sampled"
 
 
+@pytest.mark.slow
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:
     """It has nothing to sample from, and is told nothing before it is sampled from."""
     with training("apex", "processes", **APEX) as (plan, workers):
@@ -711,6 +713,7 @@ def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -
     assert versions[-1] > 60
 
 
+@pytest.mark.slow
 def test_windows_that_are_longer_than_rollouts_do_not_stop_the_plan() -> None:
     settings = APEX | {"rollout_length": 1, "n_step": 6, "learning_starts": 8, "samples_per_insert": 16.0}
     with training("apex", "inline", **settings) as (plan, workers):

@@ -140,6 +140,7 @@ def test_the_success_rate_is_reported(name: str) -> None:
     assert report["rollout/success_rate"] == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_there_is_no_success_rate_where_none_is_reported() -> None:
     ppo = ALGORITHMS["ppo"]
     config = ppo.config(num_envs=1, rollout_length=64)

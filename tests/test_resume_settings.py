@@ -177,7 +177,9 @@ def test_something_else_may_not(unusual: Path, said: dict[str, Any], text: str) 
         resumed(unusual, **said)
 
 
-@pytest.mark.parametrize("name", ["ppo", "a3c", "dqn", "apex"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a3c", "apex"))]
+)
 def test_the_number_of_workers_may_change(name: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "hidden": (4,)}
     if name in ("dqn", "apex"):

@@ -406,6 +406,7 @@ TERMINATED = """
 """
 
 
+@pytest.mark.slow
 def test_sigterm_of_the_whole_group_leaves_workers_alone(straight: Run, tmp_path: Path) -> None:
     (tmp_path / "terminated.py").write_text(textwrap.dedent(TERMINATED))
     ended = scripts.run("terminated.py", repr(SMALL), cwd=tmp_path, start_new_session=True, check=False)
@@ -416,6 +417,7 @@ def test_sigterm_of_the_whole_group_leaves_workers_alone(straight: Run, tmp_path
     assert learned(rs.load(tmp_path / "run")) == learned(straight)
 
 
+@pytest.mark.slow
 def test_what_overlaps_is_saved_with_the_rest(tmp_path: Path) -> None:
     """A batch that was sampled ahead is in the checkpoint."""
     config = SMALL | {"overlap": True, "learning_rate_decay": False, "clip_range_decay": False}
@@ -605,6 +607,7 @@ def test_acting_stacks_frames_as_training_did() -> None:
     assert float(actor.act(np.array([-2, 0]))[0]) == -150  # clipped to what the environment takes
 
 
+@pytest.mark.slow
 def test_a_run_with_frames_acts_as_its_evaluation_does() -> None:
     run = small(None, frame_stack=2, steps=64, evaluate_every=None)
     environment = gymnasium.make("CartPole-v1")
@@ -1046,6 +1049,7 @@ def no_environment() -> Any:
     raise AssertionError("made too early")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoints_before_it(
     straight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

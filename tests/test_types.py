@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import scripts
 
 HERE = Path(__file__).parent
@@ -12,6 +13,7 @@ def pyright(path: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_item_types_travel_through_a_plan(tmp_path: Path) -> None:
     code, output = pyright(HERE / "typed_plans.py")
     assert code == 0, output
