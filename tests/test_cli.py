@@ -621,7 +621,7 @@ def main():
     except KeyboardInterrupt:
         cli.leave("stopped", 130)
 
-exit_signals.exit_at_once = lambda: None
+exit_signals.exit_on_signals = lambda: None
 cli.main = main
 entry_point()
 """
@@ -659,8 +659,8 @@ import os, signal, threading
 from rollstream import exit_signals
 
 exit_signals._SOON_SECONDS = 0.1
-exit_signals.exit_at_once()
-exit_signals.raise_exceptions()
+exit_signals.exit_on_signals()
+exit_signals.raise_on_signals()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
 except SystemExit:

@@ -12,7 +12,7 @@ def entry_point() -> None:
 
     XLA may still compile what Ctrl-C interrupted, and would crash when JAX frees its memory.
     """
-    exit_signals.exit_at_once()
+    exit_signals.exit_on_signals()
     try:
         cli.main()
     except SystemExit as exiting:

@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import OmitSubcommandPrefixes, subcommand
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rollstream.algos import USUAL_NAMES
+from rollstream.algos import SB3_NAMES
 from rollstream.engine import RollstreamError
 
 C = TypeVar("C")
@@ -134,7 +134,7 @@ def _nearest(option: str, known: Iterable[str]) -> str:
     )
     initials = {"".join(word[0] for word in own.split("-")): own for own in names if "-" in own}
     similar = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    usual = USUAL_NAMES.get(name.replace("-", "_"), "").replace("_", "-")
+    usual = SB3_NAMES.get(name.replace("-", "_"), "").replace("_", "-")
     exact = next((own for own in (name, usual) if own in names), None)
     found = exact or initials.get(name) or next(iter(similar), None)
     return "" if found is None else f" (did you mean {names[found]}?)"

@@ -128,7 +128,7 @@ class Train(Generic[C]):
         options["env_kwargs"] = dict(map(_keyword, self.env_kwargs)) or None
         options["display"] = _display(self)
         import_from_here(self.out if self.resume else None, self.env, self.trust)
-        exit_signals.raise_exceptions()
+        exit_signals.raise_on_signals()
         while True:
             out = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
             try:

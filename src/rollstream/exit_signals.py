@@ -16,12 +16,12 @@ CODES = tuple(128 + number for number in _SIGNALS)
 _SOON_SECONDS = 20.0
 
 
-def exit_at_once() -> None:
+def exit_on_signals() -> None:
     """Exit without an exception: during an import it would crash, or be taken for a missing module."""
     _handle(_exit, instead_of=(signal.SIG_DFL, signal.default_int_handler))  # others are ignored, by nohup
 
 
-def raise_exceptions() -> None:
+def raise_on_signals() -> None:
     """Raise an exception, so that what is open is closed.
 
     Callbacks of JAX swallow exceptions. Then the process ends a little later.

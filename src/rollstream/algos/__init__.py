@@ -27,7 +27,7 @@ _REGISTRY = {
 }
 
 
-USUAL_NAMES = {
+SB3_NAMES = {
     "batch_size": "minibatch_size",
     "ent_coef": "entropy_coefficient",
     "exploration_final_eps": "final_epsilon",
@@ -101,7 +101,7 @@ def module_of(name: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A question whether another name was meant, in parentheses, if one is similar."""
     known = list(known)
-    if (usual := USUAL_NAMES.get(name.lower())) in known:
+    if (usual := SB3_NAMES.get(name.lower())) in known:
         return f" (did you mean {usual!r}?)"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -50,19 +50,21 @@ def check_rollout(rollout: Rollout, space: gymnasium.Space[Any], name: str, leng
 
 
 def check_observation(
-    observation: Observation, rows: Array, space: gymnasium.Space[Any], name: str, lengths: Array
+    observation: Observation, waiting: set[int], space: gymnasium.Space[Any], name: str, lengths: Array
 ) -> None:
     """Raise `BadEnvironment` unless the observations that a policy acts on are valid.
 
     Args:
         observation: Of all environments.
-        rows: The environments where the policy acts.
+        waiting: Environments that are about to be reset: there it does not act.
         space: Observation space of one environment.
         name: Of the environment.
         lengths: Steps of each environment's episode so far.
     """
-    acted_on = jax.tree.map(lambda array: np.asarray(array)[rows], observation)
-    for (row,), why in _invalid_rows(space, acted_on, 1)[:1]:
+    rows = np.array([row for row in range(len(lengths)) if row not in waiting], int)
+    if waiting:
+        observation = jax.tree.map(lambda array: np.asarray(array)[rows], observation)
+    for (row,), why in _invalid_rows(space, observation, 1)[:1]:
         raise _invalid(why, int(lengths[rows[row]]), name)
 
 

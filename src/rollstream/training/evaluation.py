@@ -99,12 +99,12 @@ class Evaluator:
         left[: episodes % vector.count] += 1
         returns, lengths = np.zeros((2, vector.count))
         ended: list[tuple[float, float]] = []
-        steps, name, acting = 0, self._env_spec.name, np.arange(vector.count)
+        steps, name, waiting = 0, self._env_spec.name, set[int]()
         while left.any():
             steps += 1
             if steps > _UNINTERRUPTED_STEPS and self._should_stop():
                 raise EvaluationStopped("the evaluation was stopped before all of its episodes had ended")
-            check_observation(observation, acting, vector.observation_space, name, lengths)
+            check_observation(observation, waiting, vector.observation_space, name, lengths)
             noise = () if self._deterministic else (self._policy.noise(generator, vector.count),)
             action, state = self._step(weights, observation, state, *noise)
             step = vector.step(np.asarray(action))
@@ -113,7 +113,7 @@ class Evaluator:
             returns += np.where(mask, step.reward, 0)
             lengths += mask
             check_step(np.asarray(action), step.reward, name, lengths)
-            acting = np.setdiff1d(np.arange(vector.count), np.setdiff1d(step.ended, step.started))
+            waiting = set(step.ended) - set(step.started)
             for i in step.ended:
                 if left[i]:
                     ended.append((float(returns[i]), float(lengths[i])))
