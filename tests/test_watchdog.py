@@ -17,7 +17,7 @@ from rollstream.training import watchdog
 from rollstream.training.progress import NoDisplay
 
 SCRIPT = """
-    import os, signal, sys, time, warnings
+    import os, signal, sys, threading, time
     import gymnasium
     import rollstream as rs
     from rollstream.training import watchdog
@@ -33,6 +33,8 @@ SCRIPT = """
             print("stuck", flush=True)
             if sys.argv[1:] == ["stopped"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if sys.argv[2:] == ["signalled"]:  # in this thread: the main thread sleeps on
+                signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
             time.sleep(1e6)
 
     watchdog.GRACE = 0.2
@@ -87,6 +89,9 @@ class Silent:
     def silences(self) -> dict[str, float]:
         return {"worker[0]": self.seconds} if self.seconds else {}
 
+    def wake(self) -> None:
+        pass
+
     def force(self) -> None:
         self.forced += 1
 
@@ -133,6 +138,13 @@ def test_a_signal_ends_a_training_whose_worker_is_stuck(how: str) -> None:
         rest = "".join(lines)
         assert training.wait() in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert "no answer from worker: stopping without a last checkpoint" in rest
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_ends_a_training() -> None:
+    with scripts.started("-c", textwrap.dedent(SCRIPT), "threads", "signalled") as training:
+        output, _ = training.communicate()
+    assert training.returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert "SIGTERM: stopping" in output
 
 
 # Death -------------------------------------------------------------------------------------------

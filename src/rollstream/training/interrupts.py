@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import threading
 import time
@@ -45,9 +46,13 @@ class Interrupts:
         self.received: int | None = None
         self._forced = False
         self._previous: dict[int, Any] = {}
+        self._arrivals: tuple[socket.socket, socket.socket] | None = None
+        """Python writes each signal's number to one end when it arrives, before it calls `_record`."""
+        self._lock = threading.RLock()  # of `_arrivals`
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
+            self._open_arrivals()
             for number in _MESSAGES:
                 if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._record)
@@ -71,13 +76,23 @@ class Interrupts:
                     raise
         raise KeyboardInterrupt if number == signal.SIGINT else SignalExit(128 + number)
 
+    def wake(self) -> None:
+        """Wake the main thread if a signal has arrived that it sleeps through. For other threads.
+
+        A signal that arrives just before the main thread begins to wait, or in another thread, interrupts
+        nothing: Python would call its handler when the wait is over.
+        """
+        with self._lock, suppress(BlockingIOError):  # nothing has arrived
+            if self.received is None and self._arrivals is not None:
+                arrived = set(self._arrivals[0].recv(4096))  # bytes
+                for number in arrived & _MESSAGES.keys():
+                    _signal_main_thread(number)
+
     def force(self) -> None:
         """Do it now, in the middle of whatever the main thread waits for. For other threads."""
-        main = threading.main_thread().ident
         assert self.received is not None
-        assert main is not None
         self._forced = True
-        signal.pthread_kill(main, self.received)
+        _signal_main_thread(self.received)
 
     def _record(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -95,6 +110,29 @@ class Interrupts:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         self._previous = {}
+        self._close_arrivals(-1)
+
+    def _open_arrivals(self) -> None:
+        self._arrivals = socket.socketpair()
+        for end in self._arrivals:
+            end.setblocking(False)
+        other = signal.set_wakeup_fd(self._arrivals[1].fileno(), warn_on_full_buffer=False)
+        if other != -1:  # an event loop's
+            self._close_arrivals(other)
+
+    def _close_arrivals(self, other: int) -> None:
+        with self._lock:
+            if self._arrivals is not None:
+                signal.set_wakeup_fd(other)
+                for end in self._arrivals:
+                    end.close()
+                self._arrivals = None
+
+
+def _signal_main_thread(number: int) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
 
 
 def _leave_terminal() -> None:

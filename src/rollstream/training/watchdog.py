@@ -59,6 +59,7 @@ class Watchdog:
             if seconds >= max(self._patience(name, SILENCE), 2 * self._noted.get(name, 0.0)):
                 self._noted[name] = seconds
                 self._notify(f"{name} has been silent for {seconds:.0f} s{self._hint(name)}")
+        self._interrupts.wake()
         if self._interrupts.received is None:
             return
         self._signalled = self._signalled or now
