@@ -28,8 +28,10 @@ class RayActor:
         self._name = name
         os.environ.update(variables)
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        from rollstream.engine.launch import continue_when_orphaned
         from rollstream.engine.ray_host import RayHost
 
+        continue_when_orphaned()
         self._host = RayHost(name)
 
     def __repr__(self) -> str:
