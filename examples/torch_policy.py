@@ -204,6 +204,11 @@ class TorchLearner:
             "entropy_loss": -entropy.mean().item(),
         }
 
+    @property
+    def weights(self) -> Weights:
+        """The weights, for workers in this process."""
+        return self.get_weights()
+
     def get_weights(self) -> Weights:
         """The weights as NumPy arrays."""
         return arrays(self._trained.network)

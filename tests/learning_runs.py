@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "dqn": {
         "num_envs": 4,
         "rollout_length": 4,
-        "gradient_steps": 2,
+        "utd_ratio": 0.125,
         "batch_size": 16,
         "learning_starts": 32,
         "hidden": (16,),

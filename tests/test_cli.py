@@ -325,7 +325,7 @@ def test_what_cannot_be_filmed(
         (["ppo", "--format", "mermaid", "--workers", "4"], "flowchart"),
         (["a2c", "--format", "svg"], "</svg>"),
         (["apex", "--config.hidden", "4"], "coupled by a rate limiter"),
-        (["dqn", "--config.hidden", "4"], "UpdateTarget"),
+        (["dqn", "--config.hidden", "4"], "UpdatePriorities"),
         *(
             ([name, "--env", "Pendulum-v1", "--config.hidden", "4"], "Replay")
             for name in ("sac", "td3", "ddpg")

@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {
         "num_envs": 4,
         "rollout_length": 1,
-        "gradient_steps": 2,
+        "utd_ratio": 0.5,
         "learning_rate": 5e-4,
         "learning_starts": 500,
         "exploration_fraction": 0.3,

@@ -20,7 +20,7 @@ from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.gae import bootstrap_values, compute_gae
-from rollstream.rl.learner import Diverged, Learner
+from rollstream.rl.learner import Learner
 from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import (
     CLIP,
@@ -33,6 +33,7 @@ from rollstream.rl.normalize import (
 from rollstream.rl.operators import StandardizeFields
 from rollstream.rl.params import trainable
 from rollstream.rl.policy import ActorCriticPolicy, apply_network
+from rollstream.rl.update_metrics import Diverged
 from rollstream.rl.updates import explained_variance, minibatch_permutations, scan_minibatches
 
 Weights = dict[str, Any]
@@ -318,22 +319,26 @@ def test_the_first_minibatch_that_is_not_finite_is_reported() -> None:
     assert float(metrics["size"]) == 2, "which is infinite only in the minibatch after"
 
 
-def test_what_is_random_in_updates_depends_on_seed_and_version_alone() -> None:
+def test_what_is_random_in_updates_depends_on_the_seed_and_goes_on_after_a_resume() -> None:
     _, policy, _, batch = example(ppo, "discrete")
 
     def update(weights: Weights, state: Any, _: Batch, noise: Any, schedules: Any) -> Any:
         return weights, state, {"noise": noise}
 
-    def drawn(seed: int, version: int = 0) -> list[float]:
-        learner = Learner(
+    def learner(seed: int) -> Learner:
+        return Learner(
             policy, update, optax.identity(), random_inputs=lambda random: random.random(), seed=seed
         )
-        learner.version = version
+
+    def drawn(learner: Learner) -> list[float]:
         return [learner.train(batch)["noise"] for _ in range(3)]
 
-    assert len(set(drawn(1))) == 3
-    assert drawn(1) == drawn(1) != drawn(2)
-    assert drawn(1, version=1)[:2] == drawn(1)[1:]
+    assert len(set(drawn(learner(1)))) == 3
+    assert drawn(learner(1)) == drawn(learner(1)) != drawn(learner(2))
+    first, resumed = learner(1), learner(1)
+    drawn(first)
+    resumed.load_state_dict(first.state_dict())
+    assert drawn(first) == drawn(resumed)
 
 
 # Statistics --------------------------------------------------------------------------------------

@@ -95,7 +95,6 @@ class Catch(gymnasium.Env[Any, Any]):
 
 CONTINUOUS = {
     "num_envs": 2,
-    "gradient_steps": 2,
     "batch_size": 32,
     "hidden": (32,),
     "learning_starts": 100,
@@ -107,7 +106,7 @@ CONTINUOUS = {
 DISCRETE = {
     "num_envs": 4,
     "rollout_length": 2,
-    "gradient_steps": 4,
+    "utd_ratio": 0.5,
     "batch_size": 64,
     "hidden": (32,),
     "learning_starts": 200,
@@ -173,7 +172,7 @@ DISCRETE = {
             {
                 "num_envs": 4,
                 "rollout_length": 3,
-                "gradient_steps": 2,
+                "utd_ratio": 1 / 6,
                 "batch_size": 32,
                 "hidden": (32,),
                 "learning_starts": 120,
@@ -261,9 +260,9 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     ("name", "settings", "ratio"),
     [
         ("dqn", {}, 2 * 16 / 16),
-        ("dqn", {"n_step": 3, "gradient_steps": 1}, 16 / 16),
+        ("dqn", {"n_step": 3, "utd_ratio": 1 / 16}, 16 / 16),
         ("sac", {}, 16 / 2),
-        ("td3", {"gradient_steps": 3, "rollout_length": 4}, 3 * 16 / 8),
+        ("td3", {"utd_ratio": 3 / 8, "rollout_length": 4}, 3 * 16 / 8),
     ],
 )
 def test_every_transition_is_learned_from_as_often_as_configured(
@@ -318,12 +317,11 @@ def test_the_learner_knows_how_much_of_the_training_is_done() -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac"])
 def test_a_training_ends_with_the_updates_of_its_last_rollout(name: str) -> None:
-    with training(name, "inline", HOMES[name], steps=96, gradient_steps=5, report_every=1000) as (
-        plan,
-        workers,
-    ):
+    config = ALGORITHMS[name].config(**SMALL[name])
+    size = config.num_envs * config.rollout_length
+    settings = {"utd_ratio": 5 / size, "report_every": 1000}
+    with training(name, "inline", HOMES[name], steps=96, **settings) as (plan, workers):
         report = next(report for report in plan if report["time/total_timesteps"] >= 96)
-        size = workers.spec.num_envs * 2 * workers.spec.rollout_length
         rounds = (96 - SMALL[name]["learning_starts"]) // size + 1
         assert report["train/n_updates"] == workers.learner.version == 5 * rounds
 
@@ -514,7 +512,7 @@ def test_every_environment_of_apex_has_its_own_epsilon() -> None:
 
 def test_apex_has_no_settings_that_it_does_not_use() -> None:
     names = {field.name for field in fields(ALGORITHMS["apex"].config)}
-    assert not names & {"gradient_steps", "exploration_fraction", "final_epsilon"}
+    assert not names & {"utd_ratio", "exploration_fraction", "final_epsilon"}
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -15,8 +15,8 @@ from rollstream.rl.action_distributions import LOG_STD_RANGE, TanhNormal
 from rollstream.rl.algorithm import Task
 from rollstream.rl.critics import Critics
 from rollstream.rl.env_spec import EnvSpec
-from rollstream.rl.learner import Diverged
 from rollstream.rl.params import trainable
+from rollstream.rl.update_metrics import Diverged
 from rollstream.rl.updates import n_step_returns, polyak_update
 
 Weights = dict[str, Any]
@@ -269,8 +269,10 @@ def test_targets_are_of_legal_actions() -> None:
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:
-    config = dqn.Config(hidden=(3,), activation="tanh", learning_rate=0.01, max_grad_norm=1e6)
+def test_dqn_follows_its_gradient_and_updates_its_target_at_intervals() -> None:
+    config = dqn.Config(
+        hidden=(3,), activation="tanh", learning_rate=0.01, max_grad_norm=1e6, target_update_interval=3
+    )
     policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
     learner = dqn.learner(config, task(), policy)
     before, target = trainable(learner.weights), moved(learner.weights, 2)
@@ -282,12 +284,12 @@ def test_dqn_follows_its_gradient_and_moves_its_target_when_told() -> None:
     )
     assert_descended(before, learner.weights, grads, 0.01)
     assert known["learning_rate"] == 0.01
-    for name, value in target.items():
-        np.testing.assert_array_equal(learner.state["target"][name], value)
-    learner.update_target()
-    assert learner.state["target"].keys() == before.keys()
-    for name in before:
-        np.testing.assert_array_equal(learner.state["target"][name], learner.weights[name])
+    for update in range(2, 8):
+        for name, value in target.items():
+            np.testing.assert_array_equal(learner.state["target"][name], value)
+        learner.train(rows, 4)
+        assert learner.state["target"].keys() == before.keys()
+        target = trainable(learner.weights) if update % 3 == 0 else target
 
 
 def test_what_changes_while_dqn_learns() -> None:
@@ -410,7 +412,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     learner.state = learner.state | {"target_critic": target}
     critic, rows = learner.state["critic"], windows(n_step, actions)
     assert learner._random_inputs is not None
-    noise = learner._random_inputs(np.random.default_rng([3, 0, 0, 4]))
+    noise = learner._random_inputs(np.random.default_rng([3, 0, 4]))
     known = learner.train(rows, 1)
     after = learner.state["critic"]
 
@@ -533,10 +535,11 @@ def test_updates_of_td3(config: td3.Config) -> None:
         "targets": {"actor": moved(learner.weights, 6), "critic": moved(learner.state["critic"], 5)}
     }
     assert learner._random_inputs is not None
+    random = np.random.default_rng([3, 0, 4])
     for number in range(6):
         rows = windows(config.n_step, NUMBERS, seed=number)
         before, state = learner.weights, learner.state
-        noise = learner._random_inputs(np.random.default_rng([3, number, 0, 4]))
+        noise = learner._random_inputs(random)
         assert (np.abs(config.target_policy_noise * noise) > config.target_noise_clip).any() == (
             config.target_policy_noise > 0
         )

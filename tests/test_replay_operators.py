@@ -40,7 +40,6 @@ from rollstream.rl.replay_operators import (
     Replay,
     StoreToBuffer,
     UpdatePriorities,
-    UpdateTarget,
     rollout_chunk,
 )
 from rollstream.rl.rollout import Rollout, rollout_for_replay
@@ -256,25 +255,6 @@ def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> N
     np.testing.assert_allclose(probabilities[again.columns["reward"][:, 0] == 3], 9 / 17, rtol=1e-4)
     assert buffer.table.sampler.total_weight == pytest.approx(17, abs=1e-4)
     assert buffer.table.sampler.total_weight > 17  # an item without any error has a chance
-
-
-def test_targets_are_renewed_every_so_many_updates() -> None:
-    class Learner:
-        version = 0
-        renewed: list[int]
-
-        def update_target(self) -> None:
-            self.renewed.append(self.version)
-
-    class Few:
-        learner = Learner()
-
-    workers: Any = Few()
-    workers.learner.renewed = []
-    renew = UpdateTarget(workers, 3)
-    for workers.learner.version in range(1, 10):
-        assert renew("item") == "item"
-    assert workers.learner.renewed == [3, 6, 9]
 
 
 # Shards weigh as one -----------------------------------------------------------------------------
@@ -702,12 +682,16 @@ def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -
     with training("apex", "processes", **APEX) as (plan, workers):
         versions = []
 
-        def renewed() -> None:
+        train = workers.learner.train
+
+        def train_and_kill(*args: Any, **kwargs: Any) -> Any:
+            metrics = train(*args, **kwargs)
             if workers.learner.version in (11, 14, 15, 18):
                 kill(workers.engine.actors["replay"])
             versions.append(workers.learner.version)
+            return metrics
 
-        workers.learner.update_target = renewed
+        workers.learner.train = train_and_kill
         for _ in range(40):
             next(plan)
     assert versions[-1] > 60

@@ -31,6 +31,8 @@ NonNegativeInt: TypeAlias = Annotated[int, Limits(0)]
 """An integer, 0 or more."""
 NonNegativeFloat: TypeAlias = Annotated[float, Limits(0)]
 """A number, 0 or more."""
+Ratio: TypeAlias = Annotated[float, Limits(0.01)]
+"""A number, 0.01 or more."""
 Sizes: TypeAlias = Annotated[tuple[int, ...], Limits(1)]
 """Integers, each 1 or more."""
 OptionalSizes: TypeAlias = Annotated[tuple[int, ...] | None, Limits(1)]

@@ -31,6 +31,7 @@ SB3_NAMES = {
     "batch_size": "minibatch_size",
     "ent_coef": "entropy_coefficient",
     "exploration_final_eps": "final_epsilon",
+    "gradient_steps": "utd_ratio",
     "lr": "learning_rate",
     "n_envs": "num_envs",
     "n_epochs": "epochs",

@@ -35,7 +35,6 @@ from rollstream.rl.replay_operators import (
     ParallelReplay,
     StoreToBuffer,
     UpdatePriorities,
-    UpdateTarget,
 )
 from rollstream.rl.rollout import Postprocess, Rollout, newest_frames
 from rollstream.rl.worker import WorkerSpec
@@ -190,7 +189,6 @@ def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
         batches.for_each(NormalizeProbabilities())
         .for_each(TrainOneStep(workers, send_weights=False))
         .for_each(UpdatePriorities(shards))
-        .for_each(UpdateTarget(workers, config.target_update_interval))
     )
     reports = flow.union_async([store, train])
     return ReportMetrics(reports, workers, every=config.rounds_per_report(count))

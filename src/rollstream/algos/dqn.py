@@ -20,18 +20,18 @@ import optax
 from rollstream import flow
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt, Ratio
 from rollstream.replay import importance_weights
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import q_network
-from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
+from rollstream.rl.off_policy import AlternatingConfig, OffPolicyConfig, replay_buffer, updates_per_call
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
-from rollstream.rl.params import Weights
+from rollstream.rl.params import Weights, trainable
 from rollstream.rl.policy import require_policy
 from rollstream.rl.q_policy import QPolicy
-from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities, UpdateTarget
+from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step
 from rollstream.rl.worker import WorkerSpec
@@ -108,13 +108,14 @@ class QLearningConfig(OffPolicyConfig):
 
 
 @dataclass(frozen=True)
-class Config(QLearningConfig):
+class Config(QLearningConfig, AlternatingConfig):
     """Hyperparameters of DQN."""
 
     algorithm: ClassVar[str] = "dqn"
 
-    gradient_steps: PositiveInt = 1
-    """Number of gradient steps after each rollout."""
+    utd_ratio: Ratio = 0.25
+    """Gradient steps per environment step (update-to-data ratio); rollouts are long enough for a whole number
+    of them."""
     exploration_fraction: Fraction = 0.1
     """Fraction of training over which epsilon decays linearly from 1 to final_epsilon."""
     final_epsilon: Fraction = 0.05
@@ -152,7 +153,7 @@ def worker(config: QLearningConfig, task: Task) -> WorkerSpec:
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
-        rollout_length=config.rollout_length,
+        rollout_length=config.steps_per_rollout(),
         policy=task.policy or partial(make_policy, config),
         postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
         seed=task.seed,
@@ -221,7 +222,7 @@ def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
 
     def init_state(params: Weights) -> dict[str, Any]:
-        return {"optimizer": optimizer.init(params), "target": params}  # copied again by UpdateTarget
+        return {"optimizer": optimizer.init(params), "target": params, "updates": jnp.int32(0)}
 
     def update(weights: Weights, state: Any, batch: Any, _: Array, schedules: Any) -> Any:
         batch_loss = partial(loss, policy, config, state["target"], schedules["beta"], batch)
@@ -229,7 +230,10 @@ def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
         weights, opt_state = optimizer_step(
             optimizer, schedules["learning_rate"], grads, state["optimizer"], weights
         )
-        return weights | {"epsilon": schedules["epsilon"]}, state | {"optimizer": opt_state}, metrics
+        updates, params = state["updates"] + 1, trainable(weights)
+        target = optax.periodic_update(params, state["target"], updates, config.target_update_interval)
+        state = {"optimizer": opt_state, "target": target, "updates": updates}
+        return weights | {"epsilon": schedules["epsilon"]}, state, metrics
 
     return Learner(
         policy,
@@ -242,12 +246,12 @@ def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     )
 
 
-def make_buffer(workers: WorkerSet, config: QLearningConfig) -> ReplayBuffer:
+def make_buffer(workers: WorkerSet, config: QLearningConfig, batch_size: int) -> ReplayBuffer:
     """A replay buffer of transitions, prioritized if `priority_exponent` is positive."""
     return replay_buffer(
         workers,
         buffer_size=config.buffer_size,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         learning_starts=config.learning_starts,
         n_step=config.n_step,
         priority_exponent=config.priority_exponent,
@@ -255,18 +259,15 @@ def make_buffer(workers: WorkerSet, config: QLearningConfig) -> ReplayBuffer:
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Alternates between storing a rollout per worker and `gradient_steps` updates on replayed batches."""
-    buffer = make_buffer(workers, config)
+    """Alternates between storing a rollout per worker and updates on replayed batches, several per call."""
+    updates = updates_per_call(workers, config)
+    buffer = make_buffer(workers, config, config.batch_size * updates)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
-    train = (
-        Replay(buffer)
-        .for_each(TrainOneStep(workers))
-        .for_each(UpdatePriorities(buffer))
-        .for_each(UpdateTarget(workers, config.target_update_interval))
-    )
-    reports = flow.union([store, train], weights=[1, config.gradient_steps])
+    train = Replay(buffer).for_each(TrainOneStep(workers, updates=updates)).for_each(UpdatePriorities(buffer))
+    calls = config.updates_per_rollout() // updates
+    reports = flow.union([store, train], weights=[1, calls])
     every = config.rounds_per_report(len(workers.actors))
-    return ReportMetrics(reports, workers, every, updates_per_rollout=config.gradient_steps)
+    return ReportMetrics(reports, workers, every, calls_per_rollout=calls)
 
 
 DQN = Algorithm("dqn", Config, worker, learner, plan)

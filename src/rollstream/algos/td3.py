@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from rollstream import flow
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt
+from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt, Ratio
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.action_distributions import NoisyDeterministic
 from rollstream.rl.actor_policy import ActorPolicy
@@ -27,7 +27,7 @@ from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.critics import Critics
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import head_network
-from rollstream.rl.off_policy import OffPolicyConfig, replay_buffer
+from rollstream.rl.off_policy import AlternatingConfig, replay_buffer, updates_per_call
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights, trainable
 from rollstream.rl.policy import require_policy
@@ -42,7 +42,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Config(OffPolicyConfig):
+class Config(AlternatingConfig):
     """Hyperparameters of TD3."""
 
     algorithm: ClassVar[str] = "td3"
@@ -51,8 +51,9 @@ class Config(OffPolicyConfig):
     """Number of environments, divided evenly among the workers."""
     rollout_length: PositiveInt = 1
     """Number of steps per environment between updates (train_freq)."""
-    gradient_steps: PositiveInt = 1
-    """Number of gradient steps after each rollout."""
+    utd_ratio: Ratio = 1.0
+    """Gradient steps per environment step (update-to-data ratio); rollouts are long enough for a whole number
+    of them."""
     batch_size: PositiveInt = 256
     """Number of transitions per gradient step."""
     buffer_size: PositiveInt = 1_000_000
@@ -107,7 +108,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
-        rollout_length=config.rollout_length,
+        rollout_length=config.steps_per_rollout(),
         policy=task.policy or partial(make_policy, config),
         postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
         seed=task.seed,
@@ -229,25 +230,27 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     )
 
 
-def make_buffer(workers: WorkerSet, config: Config) -> ReplayBuffer:
+def make_buffer(workers: WorkerSet, config: Config, batch_size: int) -> ReplayBuffer:
     """A replay buffer of transitions, sampled uniformly."""
     return replay_buffer(
         workers,
         buffer_size=config.buffer_size,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         learning_starts=config.learning_starts,
         n_step=config.n_step,
     )
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """Alternates between storing a rollout per worker and `gradient_steps` updates on replayed batches."""
-    buffer = make_buffer(workers, config)
+    """Alternates between storing a rollout per worker and updates on replayed batches, several per call."""
+    updates = updates_per_call(workers, config)
+    buffer = make_buffer(workers, config, config.batch_size * updates)
     store = ParallelRollouts(workers).gather_sync().for_each(StoreToBuffer(buffer))
-    train = Replay(buffer).for_each(TrainOneStep(workers))
-    reports = flow.union([store, train], weights=[1, config.gradient_steps])
+    train = Replay(buffer).for_each(TrainOneStep(workers, updates=updates))
+    calls = config.updates_per_rollout() // updates
+    reports = flow.union([store, train], weights=[1, calls])
     every = config.rounds_per_report(len(workers.actors))
-    return ReportMetrics(reports, workers, every, updates_per_rollout=config.gradient_steps)
+    return ReportMetrics(reports, workers, every, calls_per_rollout=calls)
 
 
 TD3 = Algorithm("td3", Config, worker, learner, plan)

@@ -10,6 +10,7 @@ import numpy as np
 from rollstream.rl.batch import Batch
 
 Array = np.ndarray[Any, Any]
+EPISODE_COLUMNS: tuple[str, ...] = ("episode_return", "episode_length", "episode_success")
 
 
 class EpisodeStatistics:
@@ -31,9 +32,14 @@ class EpisodeStatistics:
         return self._sums[1]
 
     def columns(
-        self, reward: Array, done: Array, mask: Array | None = None, clipped_reward: Array | None = None
+        self,
+        reward: Array,
+        done: Array,
+        mask: Array | None = None,
+        clipped_reward: Array | None = None,
+        episodes: Array | None = None,
     ) -> dict[str, Array]:
-        """Columns `episode_return` and `episode_length`: NaN except where an episode ended.
+        """Columns `episode_return`, `episode_length` and `episode_success`: NaN except where one ended.
 
         >>> reward, done = np.array([[1.0], [2.0], [3.0]]), np.array([[False], [True], [False]])
         >>> EpisodeStatistics(1).columns(reward, done)["episode_return"].ravel()
@@ -44,24 +50,32 @@ class EpisodeStatistics:
             done: Whether an episode ended with the step.
             mask: False where the step only reset the environment: it does not count.
             clipped_reward: Rewards for `discounted_return`, if others.
+            episodes: The columns to fill in, `[3, T, B]`, with successes and else NaN.
         """
+        if episodes is None:
+            episodes = np.full((3, *reward.shape), np.nan, np.float32)
+        if done.any():
+            self._end_episodes(reward, done, mask, episodes)
+        else:
+            self._sums[0] += reward.sum(axis=0, dtype=float)
+            self._sums[1] += len(reward) if mask is None else mask.sum(axis=0)
+        columns: dict[str, Array] = dict(zip(EPISODE_COLUMNS, episodes, strict=True))
+        if self._gamma is not None:
+            rewards = reward if clipped_reward is None else clipped_reward
+            columns["discounted_return"] = self._discounted_returns(self._gamma, rewards, done)
+        return columns
+
+    def _end_episodes(self, reward: Array, done: Array, mask: Array | None, episodes: Array) -> None:
         increments = np.empty((2, *reward.shape))
         increments[0] = reward
         increments[1] = 1.0 if mask is None else mask
         sums = increments.cumsum(axis=1)
         sums += self._sums[:, None]
-        column = np.full(increments.shape, np.nan, np.float32)
-        if done.any():
-            for index in np.flatnonzero(done.any(axis=0)):
-                rows = np.flatnonzero(done[:, index])
-                column[:, rows, index] = np.diff(sums[:, rows, index], prepend=0)
-                sums[:, -1, index] -= sums[:, rows[-1], index]
+        for index in np.flatnonzero(done.any(axis=0)):
+            rows = np.flatnonzero(done[:, index])
+            episodes[:2, rows, index] = np.diff(sums[:, rows, index], prepend=0)
+            sums[:, -1, index] -= sums[:, rows[-1], index]
         self._sums = sums[:, -1].copy()
-        columns = {"episode_return": column[0], "episode_length": column[1]}
-        if self._gamma is not None:
-            rewards = reward if clipped_reward is None else clipped_reward
-            columns["discounted_return"] = self._discounted_returns(self._gamma, rewards, done)
-        return columns
 
     def _discounted_returns(self, gamma: float, reward: Array, done: Array) -> Array:
         column = np.empty(reward.shape, np.float32)
@@ -83,5 +97,9 @@ class EpisodeStatistics:
 def ended_episodes(batch: Batch) -> Array:
     """Return, length and success (NaN if not reported) of the episodes that ended in a batch, `[N, 3]`."""
     done = ~np.isnan(batch["episode_return"])
-    names = ("episode_return", "episode_length", "episode_success")
-    return np.stack([batch[name][done] for name in names], axis=-1)
+    if not done.any():
+        return _NO_EPISODES
+    return np.stack([batch[name][done] for name in EPISODE_COLUMNS], axis=-1)
+
+
+_NO_EPISODES = np.empty((0, len(EPISODE_COLUMNS)), np.float32)

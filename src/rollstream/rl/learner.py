@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,15 +15,12 @@ import optax
 from rollstream.engine import RollstreamError
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import combined_statistics
-from rollstream.rl.params import Weights, require_same_shapes, trainable
+from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
+from rollstream.rl.update_metrics import PackedMetrics, UpdateMetrics, pack, raise_diverged
 from rollstream.rl.updates import Metrics, optimizer_step
 
 Array = Any
-
-
-class Diverged(RollstreamError):
-    """A loss or gradient is NaN or infinite."""
 
 
 class Update(Protocol):
@@ -78,74 +75,88 @@ class Learner:
         self.steps = 0
         """Environment steps trained on."""
         self.total_steps = total_steps
-        self._update = jit(update, concurrent=concurrent) if update is not None else None
+        self._update = update
+        self._compiled: dict[int, Any] = {}
+        """The jitted update, by the number of updates per call."""
+        self._guards = jax.default_backend() != "cpu"
+        """Whether metrics are read late, and the update keeps weights that it would make NaN."""
+        self._finite: Any = np.float32(1)
+        """1 while no metric has been NaN or infinite."""
+        self._concurrent = concurrent
         self._apply = jit(partial(_apply_gradients, optimizer))
         self._random_inputs = random_inputs
+        self._generator = np.random.default_rng([seed, 0, 4])
         self._schedules = schedules
+        self._scheduled: dict[str, tuple[float, Any]] = {}
         self._updates_per_batch = updates_per_batch
-        self._seed = seed
 
-    def train(self, batch: Any, steps: int | None = None) -> dict[str, Any]:
+    def train(self, batch: Any, steps: int | None = None, *, updates: int = 1) -> Mapping[str, Any]:
         """Train on a batch, which makes a new version of the weights; return the metrics.
+
+        On a CPU they are read at once. On an accelerator they are read when somebody looks at them; until
+        then, an update that made something NaN or infinite, and those after it, change no weights.
 
         Args:
             batch: What the update takes.
             steps: New environment steps this training accounts for; `batch.steps` by default.
+            updates: Number of updates, each with an equal part of the batch's rows, in one compiled program.
         """
         assert self._update is not None, "this learner applies gradients and has no update for batches"
-        schedules = self._scheduled()
-        random_inputs: Any = ()
-        if self._random_inputs is not None:
-            random_inputs = self._random_inputs(np.random.default_rng([self._seed, self.version, 0, 4]))
-        arrays = {name: np.float32(value) for name, value in schedules.items()}
-        result = self._update(self.weights, self.state, batch, random_inputs, arrays)
-        weights, state, metrics = _require_update(result)
-        host: dict[str, Any] = {name: np.asarray(value) for name, value in metrics.items()}
-        scalars = {name: float(value) for name, value in host.items() if value.ndim == 0}
-        self._require_finite(scalars)
-        self.weights, self.state = weights, state
-        self._count(batch.steps if steps is None else steps)
-        return host | scalars | schedules | {"n_updates": self.n_updates}
+        if updates not in self._compiled:
+            program = partial(_updates, self._update, updates, guards=self._guards)
+            self._compiled[updates] = jit(program, concurrent=self._concurrent)
+        schedules = self._schedule()
+        arrays = {name: array for name, (_, array) in self._scheduled.items()}
+        inputs = self._draw_inputs(updates)
+        weights, state, finite, packed = self._compiled[updates](
+            self.weights, self.state, self._finite, batch, inputs, arrays
+        )
+        metrics = UpdateMetrics(packed, schedules, self.version + 1)
+        if not self._guards:
+            metrics.rows()
+        self.weights, self.state, self._finite = weights, state, finite
+        self._count(batch.steps if steps is None else steps, updates)
+        schedules["n_updates"] = self.n_updates
+        return metrics
+
+    def _draw_inputs(self, updates: int) -> Any:
+        if self._random_inputs is None:
+            return ()
+        if updates == 1:
+            return self._random_inputs(self._generator)
+        drawn = [self._random_inputs(self._generator) for _ in range(updates)]
+        return jax.tree.map(lambda *each: np.stack(each), *drawn)
 
     def apply_gradients(self, grads: Weights, metrics: Metrics, steps: int) -> dict[str, float]:
         """Apply gradients that a worker computed, which makes a new version; return the metrics."""
         scalars = {name: float(value) for name, value in metrics.items()}
-        self._require_finite(scalars)
-        schedules = self._scheduled()
-        learning_rate = np.float32(schedules["learning_rate"])
+        raise_diverged(scalars, self.version + 1)
+        schedules = self._schedule()
+        learning_rate = self._scheduled["learning_rate"][1]
         self.weights, self.state = self._apply(learning_rate, grads, self.state, self.weights)
         self._count(steps)
         return scalars | schedules | {"n_updates": self.n_updates}
-
-    def update_target(self) -> None:
-        """Copy the parameters to the target network."""
-        self.state = self.state | {"target": trainable(self.weights)}
 
     @property
     def n_updates(self) -> int:
         """Number of updates as Stable-Baselines3 counts them: epochs of PPO, else gradient steps."""
         return self.version * self._updates_per_batch
 
-    def _scheduled(self) -> dict[str, float]:
-        return self._schedules(min(1.0, self.steps / self.total_steps))
+    def _schedule(self) -> dict[str, float]:
+        """Scheduled values, and as arrays in `_scheduled`, which are made anew where a value has changed."""
+        schedules = self._schedules(min(1.0, self.steps / self.total_steps))
+        for name, value in schedules.items():
+            if name not in self._scheduled or self._scheduled[name][0] != value:
+                self._scheduled[name] = value, np.float32(value)
+        return schedules
 
-    def _count(self, steps: int) -> None:
-        self.version += 1
+    def _count(self, steps: int, updates: int = 1) -> None:
+        self.version += updates
         self.steps += steps
-
-    def _require_finite(self, metrics: Mapping[str, float]) -> None:
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        bad = sorted(set(bad) - _MAY_BE_NAN, key=lambda name: (not name.endswith("_loss"), name))
-        if bad:  # a part of the loss comes first: it is nearest to the cause
-            others = f", and so {'is' if len(bad) == 2 else 'are'} {', '.join(bad[1:])}" if bad[1:] else ""
-            raise Diverged(
-                f"{bad[0]} is {metrics[bad[0]]} in update {self.version + 1}{others}; the weights before it "
-                f"are kept. Try a smaller learning rate"
-            )
 
     def get_weights(self) -> Weights:
         """The weights as NumPy arrays."""
-        return jax.tree.map(np.asarray, self.weights)
+        return host_arrays(self.weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, learner state and counters."""
@@ -154,6 +165,7 @@ class Learner:
             "state": [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)],
             "version": self.version,
             "steps": self.steps,
+            "generator": self._generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -167,24 +179,54 @@ class Learner:
         self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
+        self._generator.bit_generator.state = state["generator"]
 
 
-def _require_update(result: Any) -> tuple[Weights, Any, Metrics]:
-    """What an update returned; raise if that is not weights, state and metrics."""
+def _require_update(result: Any) -> tuple[tuple[Weights, Any], Metrics]:
+    """Weights and state, and metrics, that an update returned; raise if it returned something else."""
     found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
     if not isinstance(result, tuple) or len(result) != 3:
         raise RollstreamError(f"update must return weights, state and metrics, and returned {found}")
-    weights, _, metrics = result
+    weights, state, metrics = result
     for name, value in (("weights", weights), ("metrics", metrics)):
         if not isinstance(value, Mapping):
             raise RollstreamError(
                 f"update must return weights, state and metrics, and its {name} are a "
                 f"{type(value).__name__} instead of a dict"
             )
-    return result
+    return (weights, state), metrics
 
 
-_MAY_BE_NAN = frozenset({"explained_variance"})
+def _updates(
+    update: Update,
+    count: int,
+    weights: Weights,
+    state: Any,
+    finite: Array,
+    batch: Any,
+    random_inputs: Any,
+    schedules: Mapping[str, Array],
+    *,
+    guards: bool,
+) -> tuple[Weights, Any, Array, PackedMetrics]:
+    """One or several updates, each with an equal part of the rows of a batch, with packed metrics."""
+
+    def one(carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
+        (weights, state), finite = carry
+        rows, noise = inputs
+        trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
+        packed = pack(metrics, finite)
+        if guards:
+            trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
+        return (trained, packed.finite), packed
+
+    if count == 1:
+        (trained, finite), packed = one(((weights, state), finite), (batch, random_inputs))
+        return *trained, finite, packed
+    parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+    (trained, finite), packed = jax.lax.scan(one, ((weights, state), finite), (parts, random_inputs))
+    arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in packed.arrays.items()}
+    return *trained, finite, replace(packed, arrays=arrays)
 
 
 def _apply_gradients(

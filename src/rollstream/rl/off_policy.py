@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from rollstream.rl.algorithm import AlgorithmConfig
 from rollstream.rl.frame_stack import newest_frame
 from rollstream.rl.spaces import channel_axis, zeros
 from rollstream.rl.worker_set import WorkerSet
+
+MAX_DRAW = 1 << 26
+"""Bytes of the rows that are drawn at once, for several updates in one compiled program."""
 
 
 class OffPolicyConfig(AlgorithmConfig, Protocol):
@@ -35,6 +39,10 @@ class OffPolicyConfig(AlgorithmConfig, Protocol):
                 f"training would never start; set buffer_size to {self.learning_starts} or more"
             )
 
+    def steps_per_rollout(self) -> int:
+        """Steps per environment in a rollout."""
+        return self.rollout_length
+
     def steps_before_learning(self, workers: int) -> int:
         """Environment steps before the first update: n-step transitions take n - 1 further steps."""
         steps = self.learning_starts + self.num_envs * (self.n_step - 1)
@@ -44,6 +52,47 @@ class OffPolicyConfig(AlgorithmConfig, Protocol):
     def rounds_per_report(self, workers: int) -> int:
         """How many rounds, of one rollout per worker, make `report_every` environment steps."""
         return max(1, self.report_every // self.steps_per_round(workers))
+
+
+class AlternatingConfig(OffPolicyConfig, Protocol):
+    """Base of the settings of an algorithm that alternates between rollouts and updates."""
+
+    batch_size: int
+    utd_ratio: float
+
+    def steps_per_rollout(self) -> int:
+        """Steps per environment in a rollout: as many as it takes for a whole number of updates."""
+        return self.rollout_length * self._updates().denominator
+
+    def updates_per_rollout(self) -> int:
+        """Updates after each rollout of all workers."""
+        return self._updates().numerator
+
+    def steps_per_round(self, workers: int) -> int:  # noqa: ARG002
+        """Environment steps between updates."""
+        return self.num_envs * self.steps_per_rollout()
+
+    def _updates(self) -> Fraction:
+        """Updates per `rollout_length` steps of every environment."""
+        ratio = Fraction(self.utd_ratio).limit_denominator(100)
+        return max(ratio, Fraction(1, 100)) * self.num_envs * self.rollout_length
+
+
+def updates_per_call(workers: WorkerSet, config: AlternatingConfig) -> int:
+    """How many of the updates after a rollout are one compiled program: all, if their rows are not too many.
+
+    They divide the updates evenly, so that one program is enough.
+    """
+    policy: Any = workers.learner.policy
+    frame_stack = workers.spec.environment.frame_stack
+    signature = transition_signature(policy.observation_space, policy.action_space, frame_stack)
+    row = 2 * sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in signature.values())
+    row *= frame_stack
+    updates = config.updates_per_rollout()
+    fitting = [
+        n for n in range(1, updates + 1) if updates % n == 0 and n * config.batch_size * row <= MAX_DRAW
+    ]
+    return max(fitting, default=1)
 
 
 def replay_buffers(

@@ -11,7 +11,7 @@ from rollstream.replay.buffer import ReplayBatch
 from rollstream.rl.batch import Batch, Columns
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.params import Weights
-from rollstream.rl.reporting import Report, ReportMetrics, is_heartbeat
+from rollstream.rl.reporting import TRAIN, Report, ReportMetrics, is_heartbeat
 from rollstream.rl.worker_set import WorkerSet
 
 __all__ = [
@@ -103,18 +103,19 @@ class _Training:
         version = context.provenance.least("version")
         return {} if version is None else {"weights/staleness": self.workers.learner.version - version}
 
-    def _report(self, metrics: Mapping[str, float]) -> Report:
-        return {_METRIC_NAMES.get(name, f"train/{name}"): float(value) for name, value in metrics.items()}
-
-
-_METRIC_NAMES = {"epsilon": "rollout/exploration_rate"}
-
 
 class TrainOneStep(_Training):
-    """Trains the learner on a batch and, unless `send_weights=False`, sends every worker the new weights."""
+    """Trains the learner on a batch and, unless `send_weights=False`, sends every worker the new weights.
 
-    def __init__(self, workers: WorkerSet, *, send_weights: bool = True):
+    Args:
+        workers: The learner, and the workers.
+        updates: Number of updates per replay batch, each with an equal part of it, in one compiled program.
+        send_weights: Send the new weights to all workers.
+    """
+
+    def __init__(self, workers: WorkerSet, *, updates: int = 1, send_weights: bool = True):
         super().__init__(workers)
+        self._updates = updates
         self._send_weights = send_weights
 
     def __call__(self, batch: Batch | ReplayBatch, context: Context) -> Report:
@@ -122,16 +123,17 @@ class TrainOneStep(_Training):
         learner, report = self.workers.learner, self._staleness(context)
         if isinstance(batch, ReplayBatch):
             learner.steps = max(learner.steps, batch.env_steps)  # epsilon and beta count the newest rollout
-            metrics = learner.train(Columns(batch.columns), 0)
+            metrics = learner.train(Columns(batch.columns), 0, updates=self._updates)
             if "priority" in metrics:
-                report["priority"] = (batch.keys, metrics.pop("priority"))
+                report["priority"] = (batch.keys, metrics["priority"])
         else:
             steps = int(context.provenance.total("steps"))
             metrics = learner.train(batch.validated(), steps or None)
             report["episodes"] = ended_episodes(batch)
         if self._send_weights:
             self.workers.send_weights()
-        return self._report(metrics) | report
+        report[TRAIN] = metrics
+        return report
 
 
 class ComputeGradients:
@@ -151,7 +153,7 @@ class ApplyGradients(_Training):
         staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
         metrics = self.workers.learner.apply_gradients(grads, metrics, steps)
         self.workers.send_weights(context.actors)
-        return self._report(metrics) | staleness | episodes
+        return {TRAIN: metrics} | staleness | episodes
 
 
 class UpdateWeights:

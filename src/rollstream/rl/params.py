@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import RollstreamError
@@ -38,6 +39,24 @@ def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -
         )
 
 
+def host_arrays(weights: Weights) -> Weights:
+    """Weights as NumPy arrays; those on an accelerator come in one transfer."""
+    if any(isinstance(value, jax.Array) and value.platform() != "cpu" for value in weights.values()):
+        sizes = [value.size for value in weights.values()]
+        flat = np.split(np.asarray(_packed(list(weights.values()))), np.cumsum(sizes)[:-1])
+        return {
+            name: own.reshape(value.shape).astype(value.dtype, copy=False)
+            for (name, value), own in zip(weights.items(), flat, strict=True)
+        }
+    return {name: np.asarray(value) for name, value in weights.items()}
+
+
+@jax.jit
+def _packed(arrays: list[Any]) -> Any:
+    """All numbers in one array; float32 holds the integers among weights, which are small counts."""
+    return jnp.concatenate([jnp.ravel(array).astype(jnp.float32) for array in arrays])
+
+
 class ModuleParams:
     """Converts between Equinox modules of one structure and their arrays by name.
 
@@ -51,7 +70,7 @@ class ModuleParams:
         arrays, self._static = eqx.partition(make(np.random.default_rng(0)), _is_array)
         named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = [prefix + jax.tree_util.keystr(path) for path, _ in named]
-        self._fields = _fields(self.module({name: name for name in self.names}))
+        self._fill = _filler(self.module({name: name for name in self.names}), self.names)
 
     def init(self, seed: int) -> Weights:
         """Random initial parameters."""
@@ -72,23 +91,21 @@ class ModuleParams:
         used only once, so they are not copied.
         """
         convert = np.asfortranarray if rows > 1 else np.asarray
-        return _filled(self._fields, {name: convert(weights[name]) for name in self.names})
+        return self._fill([convert(weights[name]) for name in self.names])
 
 
-def _fields(node: Any) -> Any:
-    """Equinox modules as namespaces of their fields."""
+def _filler(node: Any, names: list[str]) -> Callable[[list[Any]], Any]:
+    """A function that makes namespaces of modules, with arrays in place of the names in them."""
     if isinstance(node, eqx.Module):
-        return SimpleNamespace(**{own.name: _fields(getattr(node, own.name)) for own in fields(node)})
-    return [_fields(own) for own in node] if isinstance(node, list) else node
-
-
-def _filled(node: Any, arrays: Mapping[str, Any]) -> Any:
-    """Namespaces with arrays in place of their names."""
-    if isinstance(node, SimpleNamespace):
-        return SimpleNamespace(**{name: _filled(own, arrays) for name, own in vars(node).items()})
+        parts = {own.name: _filler(getattr(node, own.name), names) for own in fields(node)}
+        return lambda arrays: SimpleNamespace(**{name: part(arrays) for name, part in parts.items()})
     if isinstance(node, list):
-        return [_filled(own, arrays) for own in node]
-    return arrays.get(node, node) if isinstance(node, str) else node
+        elements = [_filler(own, names) for own in node]
+        return lambda arrays: [element(arrays) for element in elements]
+    if node in names:
+        index = names.index(node)
+        return lambda arrays: arrays[index]
+    return lambda _: node
 
 
 def _is_array(leaf: Any) -> bool:

@@ -15,7 +15,6 @@ from rollstream.replay.service import ReplayShards
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.reporting import WILL_UPDATE, Report
 from rollstream.rl.rollout import Rollout
-from rollstream.rl.worker_set import WorkerSet
 
 PRIORITY_EPSILON = 1e-6
 """Added to priorities, so that every priority is positive."""
@@ -188,17 +187,3 @@ class UpdatePriorities:
         """Restore the counts."""
         self._shards = {name: list(counts) for name, counts in state["shards"].items()}
         self._first_inserts, self._lost = dict(state["first_inserts"]), list(state["lost"])
-
-
-class UpdateTarget:
-    """Copies the learner's parameters to its target network every `interval` updates; passes the item on."""
-
-    def __init__(self, workers: WorkerSet, interval: int):
-        self._learner = workers.learner  # not the workers, to whom it sends nothing
-        self._interval = interval
-
-    def __call__(self, item: Any) -> Any:
-        """The item."""
-        if self._learner.version % self._interval == 0:
-            self._learner.update_target()
-        return item

@@ -10,10 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollstream.flow import Context, Iter
+from rollstream.rl.update_metrics import UpdateMetrics
 from rollstream.rl.worker_set import Heartbeat, WorkerSet
 
 Report: TypeAlias = dict[str, Any]
 """Metrics by name."""
+TRAIN = "train"
+"""In the report of an update: the learner's metrics by name."""
 WILL_UPDATE = "will_update"
 """In the report of a stored rollout: whether replay may be sampled now, so that updates follow."""
 EPISODE_WINDOW = 100
@@ -26,7 +29,7 @@ def ReportMetrics(  # noqa: N802
     every: int = 1,
     name: str = "ReportMetrics",
     *,
-    updates_per_rollout: int = 0,
+    calls_per_rollout: int = 0,
 ) -> Iter[Report]:
     """Reports with counts of steps and the mean of the last 100 episodes, one per `every` items with steps.
 
@@ -38,10 +41,10 @@ def ReportMetrics(  # noqa: N802
         workers: The workers and the learner.
         every: Number of items with steps per report.
         name: Name of the node.
-        updates_per_rollout: Number of updates that follow a rollout stored in a local replay buffer; its
-            report waits for them, so that a training ends with all of its updates.
+        calls_per_rollout: Number of calls of the learner that follow a rollout stored in a local replay
+            buffer; its report waits for them, so that a training ends with all of its updates.
     """
-    reporter = _Reporter(workers.learner.total_steps, every, workers.heartbeat, updates_per_rollout)
+    reporter = _Reporter(workers.learner.total_steps, every, workers.heartbeat, calls_per_rollout)
     return stream.combine(reporter, name=name)
 
 
@@ -53,18 +56,20 @@ def is_heartbeat(report: Report) -> bool:
 class _Reporter:
     """Counts steps and episodes, and averages metrics between reports."""
 
-    def __init__(self, total: int, every: int, heartbeat: Heartbeat, updates_per_rollout: int):
+    def __init__(self, total: int, every: int, heartbeat: Heartbeat, calls_per_rollout: int):
         self._total = total
         self._every = every
         self._heartbeat = heartbeat
-        self._updates_per_rollout = updates_per_rollout
-        self._updates_left = 0
+        self._calls_per_rollout = calls_per_rollout
+        self._calls_left = 0
         self._is_due = False
         self._steps = self._iterations = self._pending = self._episodes = 0
         self._window: deque[tuple[float, ...]] = deque(maxlen=EPISODE_WINDOW)
         """Return, length and success of the last episodes."""
         self._sums: dict[str, list[float]] = {}
         """Sum, count and latest value of each metric."""
+        self._updates: list[UpdateMetrics] = []
+        """Metrics of updates, read when a report is due."""
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
         before, steps = self._steps, int(context.provenance.total("steps"))
@@ -74,10 +79,10 @@ class _Reporter:
         self._pending += steps > 0
         if steps:
             self._is_due |= self._pending >= self._every or before < self._total <= self._steps
-            self._updates_left = self._updates_per_rollout if will_update else 0
+            self._calls_left = self._calls_per_rollout if will_update else 0
         else:
-            self._updates_left -= 1
-        if self._is_due and self._updates_left <= 0:
+            self._calls_left -= 1
+        if self._is_due and self._calls_left <= 0:
             self._is_due = False
             return [self._report()]
         if self._steps < self._total and self._heartbeat.is_due():  # a training that ends makes all updates
@@ -88,6 +93,11 @@ class _Reporter:
         if (episodes := report.pop("episodes", None)) is not None and len(episodes):
             self._window.extend(map(tuple, episodes.tolist()))
             self._episodes += len(episodes)
+        metrics = report.pop(TRAIN, {})
+        if isinstance(metrics, UpdateMetrics):
+            self._updates.append(metrics)
+        else:
+            report |= {_train_name(name): value for name, value in metrics.items()}
         for name, value in report.items():
             if not math.isnan(value):
                 total, count, _ = self._sums.get(name, (0.0, 0, 0.0))
@@ -98,7 +108,11 @@ class _Reporter:
             name: latest if name in _LATEST else total / count
             for name, (total, count, latest) in self._sums.items()
         }
-        self._pending, self._sums = 0, {}
+        for names, rows, latest in self._read_updates():
+            means = ((name, column[~np.isnan(column)]) for name, column in zip(names, rows.T, strict=True))
+            report |= {_train_name(name): float(column.mean()) for name, column in means if column.size}
+            report |= {_train_name(name): value for name, value in latest.items()}
+        self._pending, self._sums, self._updates = 0, {}, []
         self._iterations += 1
         if self._window:
             returns, lengths, successes = np.array(self._window).T
@@ -111,17 +125,40 @@ class _Reporter:
         report["time/iterations"] = self._iterations
         return report
 
+    def _read_updates(self) -> list[tuple[tuple[str, ...], np.ndarray[Any, Any], Mapping[str, float]]]:
+        """Names, scalars `[updates, n]` and latest values of the updates since the last report."""
+        for metrics in self._updates:
+            metrics.copy_to_host_async()
+        kinds: dict[tuple[str, ...], list[UpdateMetrics]] = {}
+        for metrics in self._updates:
+            kinds.setdefault(metrics.names, []).append(metrics)
+        return [
+            (names, np.concatenate([own.rows() for own in kind]).astype(float), kind[-1].latest)
+            for names, kind in kinds.items()
+        ]
+
     def state_dict(self) -> dict[str, Any]:
         counts = [self._steps, self._iterations, self._pending, self._episodes]
-        due = [int(self._is_due), self._updates_left]
+        due = [int(self._is_due), self._calls_left]
         sums = {name: list(own) for name, own in self._sums.items()}
-        return {"counts": counts, "due": due, "window": [list(one) for one in self._window], "sums": sums}
+        return {
+            "counts": counts,
+            "due": due,
+            "window": [list(one) for one in self._window],
+            "sums": sums,
+            "updates": [[list(names), rows, dict(latest)] for names, rows, latest in self._read_updates()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._steps, self._iterations, self._pending, self._episodes = state["counts"]
-        self._is_due, self._updates_left = bool(state["due"][0]), state["due"][1]
+        self._is_due, self._calls_left = bool(state["due"][0]), state["due"][1]
         self._window.extend(tuple(one) for one in state["window"])
         self._sums = dict(state["sums"])
+        self._updates = [UpdateMetrics.of_rows(*own) for own in state["updates"]]
+
+
+def _train_name(name: str) -> str:
+    return "rollout/exploration_rate" if name == "epsilon" else f"train/{name}"
 
 
 _LATEST = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -26,23 +27,24 @@ class _Invalid(NamedTuple):
     reason: str
 
 
-def check_rollout(rollout: Rollout, space: gymnasium.Space[Any], name: str, lengths: Array) -> None:
+def check_rollout(
+    rollout: Rollout, observations: Observation, space: gymnasium.Space[Any], name: str, lengths: Array
+) -> None:
     """Raise `BadEnvironment`, naming the environment and the step, unless all values can be learned from.
 
     Args:
         rollout: As sampled.
+        observations: Those of the rollout and the last one, `[T + 1, B, ...]`.
         space: Observation space of one environment.
         name: Of the environment.
         lengths: Steps of each environment's episode before the rollout.
     """
-    reward, observation = rollout.columns["reward"], rollout.columns["observation"]
+    reward = rollout.columns["reward"]
     found: list[_Invalid] = []
     if not _is_finite(reward):
         for t, i in np.argwhere(~np.isfinite(reward))[:1].tolist():
             found.append(_Invalid(t, True, i, f"the reward is {reward[t, i]}"))
-    found += [_Invalid(t, False, i, why) for (t, i), why in _invalid_rows(space, observation, 2)]
-    last = _invalid_rows(space, rollout.last_observation, 1)
-    found += [_Invalid(len(reward), False, i, why) for (i,), why in last]
+    found += [_Invalid(t, False, i, why) for (t, i), why in _invalid_rows(space, observations, 2)]
     for t, i, final in rollout.final_observations:
         found += [_Invalid(t, True, i, why) for _, why in _invalid_rows(space, final, 0)]
     if found:
@@ -117,9 +119,9 @@ def _valid(space: gymnasium.Space[Any], array: Array) -> Array | None:
 
 
 def _is_finite(array: Array) -> bool:
-    """Whether all numbers are finite: if their sum is, which takes a third of the time to compute."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+    """Whether all numbers are finite: they are if the sum of their squares is, which takes less time."""
+    flat = array.reshape(-1)
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())
 
 
 def _error(invalid: _Invalid, rollout: Rollout, name: str, lengths: Array) -> BadEnvironment:

@@ -21,7 +21,7 @@ from rollstream.rl.env_state import UnknownState
 from rollstream.rl.episode_statistics import EpisodeStatistics
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import lacks_statistics
-from rollstream.rl.params import Weights
+from rollstream.rl.params import Weights, host_arrays
 from rollstream.rl.policy import NumpyPolicy, Policy
 from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
 from rollstream.rl.rollout_checks import check_rollout
@@ -83,7 +83,8 @@ class RolloutWorker:
         pool_seed = np.random.SeedSequence([*self._identity, 3]).generate_state(1)[0]
         self.vector = spec.environment.make(spec.num_envs, int(pool_seed) >> 1)
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
-        self.weights: Weights = {}
+        self._weights: Weights = {}
+        self._received: Weights | None = None
         self.version = -1
         self._lacks_statistics = False
         maybe_jit = jit if self.policy.jit else lambda function: function
@@ -113,24 +114,38 @@ class RolloutWorker:
         self._after_reset = True
 
     def set_weights(self, version: int, weights: Weights) -> None:
-        """Install this version of the weights."""
+        """Receive a version of the weights; it is used from the next rollout on."""
         self.version = version
-        self._lacks_statistics = lacks_statistics(weights)
+        self._received = weights
+
+    @property
+    def weights(self) -> Weights:
+        """The weights received last, where the policy acts."""
+        if self._received is not None:
+            self._use(self._received)
+        return self._weights
+
+    def _use(self, weights: Weights) -> None:
+        self._received = None
         if self.spec.exploration is not None:
             weights = self.spec.exploration(weights, self._identity[1])
-        self.weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
+        if self._numpy_policy is not None or not self.policy.jit:
+            weights = host_arrays(weights)
+        self._lacks_statistics = lacks_statistics(weights)
+        self._weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
         if self._numpy_policy is not None:
             self._act = self._numpy_policy.numpy_step(weights, self.spec.num_envs)
         else:
-            self._act = partial(self._step, self.weights)
+            self._act = partial(self._step, self._weights)
 
     def sample(self, context: Context) -> Any:
         """A rollout of every environment, postprocessed."""
         start = time.perf_counter()
+        weights = self.weights
         if self._lacks_statistics:
-            self._estimate_statistics()
+            weights = self._estimate_statistics()
         rollout = self._rollout()
-        item = rollout.columns if self._postprocess is None else self._postprocess(self.weights, rollout)
+        item = rollout.columns if self._postprocess is None else self._postprocess(weights, rollout)
         mask = rollout.columns.get("mask")
         steps = rollout.columns.steps if mask is None else int(mask.sum())
         if mask is not None and isinstance(item, Batch):
@@ -145,23 +160,24 @@ class RolloutWorker:
         assert self._gradients is not None, "this worker has no gradient function: set WorkerSpec.gradients"
         return jax.tree.map(np.asarray, self._gradients(self.weights, batch))
 
-    def _estimate_statistics(self) -> None:
-        """Estimate the statistics that normalize, with steps that count nowhere; then start new episodes."""
+    def _estimate_statistics(self) -> Weights:
+        """Weights with an estimate of the statistics that normalize, from steps that count nowhere."""
         policy: Any = self.policy
         length = min(self.spec.rollout_length, max(1, _STATISTICS_STEPS // self.spec.num_envs))
         columns = self._rollout(length).columns
         statistics = jax.tree.map(np.asarray, policy.batch_statistics(columns))
-        self.set_weights(self.version, self.weights | statistics)
+        self._use(self.weights | statistics)
         self._lacks_statistics = False  # also if there are none: rewards are not recorded
         self._reset(1)
+        return self.weights
 
     def _rollout(self, length: int | None = None) -> Rollout:
         spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
         length = spec.rollout_length if length is None else length
-        observations = zeros(vector.observation_space, length, num_envs)
+        observations = zeros(vector.observation_space, length + 1, num_envs)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)
-        success = np.full((length, num_envs), np.nan, np.float32)
+        episodes = np.full((3, length, num_envs), np.nan, np.float32)
         mask = np.ones((length, num_envs), bool) if vector.has_reset_steps else None
         noise = self.policy.noise(self._generator, length, num_envs)
         actions: list[np.ndarray[Any, Any]] = []
@@ -169,13 +185,14 @@ class RolloutWorker:
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
         act, advance, observation, state = self._act, vector.step, self.observation, self.state
+        write(observations, 0, observation)
         for t in range(length):
-            write(observations, t, observation)
             action, state = act(observation, state, read(noise, t))
             action = np.asarray(action)
             actions.append(action)
             step = advance(action)
             observation = step.observation
+            write(observations, t + 1, observation)
             reward[t] = step.reward
             if step.mask is not None and mask is not None:
                 mask[t] = step.mask
@@ -183,26 +200,27 @@ class RolloutWorker:
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 final += [(t, i, last) for i, last in step.final_observations if not step.terminated[i]]
                 for i, succeeded in step.success:
-                    success[t, i] = succeeded
+                    episodes[2, t, i] = succeeded
             if self._is_recurrent and (started := step.started):
                 state = reset_rows(state, self.policy.initial_state(num_envs), started)
         self.observation, self.state = observation, state
         columns = Batch(
-            observation=observations,
-            action=np.stack(actions),
+            observation=take(observations, slice(length)),
+            action=np.stack(actions) if length > 1 else actions[0][None],
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            episode_success=success,
         )
         if mask is not None:
             columns["mask"] = mask
         rollout = Rollout(columns, observation, final, self._identity[1], self._after_reset)
-        check_rollout(rollout, vector.observation_space, spec.environment.name, self._episodes.lengths)
+        check_rollout(
+            rollout, observations, vector.observation_space, spec.environment.name, self._episodes.lengths
+        )
         self._after_reset = False
         if spec.clip_rewards or spec.environment.clips_rewards:
             columns["reward"] = np.sign(reward)
-        columns |= self._episodes.columns(reward, terminated | truncated, mask, columns["reward"])
+        columns |= self._episodes.columns(reward, terminated | truncated, mask, columns["reward"], episodes)
         return rollout
 
     # State -------------------------------------------------------------------------------------

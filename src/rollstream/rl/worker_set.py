@@ -51,9 +51,14 @@ class WorkerSet:
         return 0 if self._replay is None else self._replay.sizes.get(actor, 0)
 
     def send_weights(self, actors: Iterable[Actor[Any]] | None = None) -> None:
-        """Send the newest weights to some workers, or to all; they are stored once for all readers."""
-        if self._stored[0] != self.learner.version:
-            self._stored = self.learner.version, self.engine.put(self.learner.get_weights())
+        """Send the newest weights to some workers, or to all; they are stored once for all readers.
+
+        Workers in this process get the learner's own arrays.
+        """
+        learner = self.learner
+        if self._stored[0] != learner.version:
+            weights = learner.get_weights() if self.engine.remote else learner.weights
+            self._stored = learner.version, self.engine.put(weights)
         for actor in self.actors if actors is None else actors:
             actor.send("set_weights", *self._stored, sticky=True)
 
