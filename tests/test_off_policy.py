@@ -261,7 +261,9 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
     [
         ("dqn", {}, 2 * 16 / 16),
         ("dqn", {"n_step": 3, "utd_ratio": 1 / 16}, 16 / 16),
-        ("sac", {}, 16 / 2),
+        ("sac", {}, 16),
+        ("sac", {"utd_ratio": 1.5, "num_envs": 2}, 1.5 * 16),
+        ("sac", {"utd_ratio": 0.25, "num_envs": 2}, 16 / 4),
         ("td3", {"utd_ratio": 3 / 8, "rollout_length": 4}, 3 * 16 / 8),
     ],
 )

@@ -1,6 +1,7 @@
 """Losses of DQN, SAC and TD3, their gradients and updates, against versions in numpy and double precision."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -610,13 +611,14 @@ def test_nan_stops_the_update(name: str) -> None:
     """And all of that has compiled it once."""
     algorithm, config, actions, loss = LEARNERS[name]
     learner = algorithm.learner(config, task(), algorithm.make_policy(config, OBSERVATIONS, actions))
-    rows, update, traced = windows(1, actions), learner._update.__wrapped__, []
+    rows, update, traced = windows(1, actions), learner._update, []
+    assert update is not None
 
     def counted(*arguments: Any) -> Any:
         traced.append(1)
         return update(*arguments)
 
-    learner._update = jax.jit(counted)
+    learner._update = counted
     learner.train(rows, 1)
     before, state = learner.weights, learner.state
     for column in ("reward", "observation", "next_observation"):
@@ -628,3 +630,61 @@ def test_nan_stops_the_update(name: str) -> None:
         assert learner.state is state
         assert (learner.version, learner.steps) == (1, 1)
     assert len(traced) == 1
+
+
+def joined(batches: list[Weights]) -> Weights:
+    """The rows of several batches."""
+    return {name: np.concatenate([own[name] for own in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_several_updates_in_one_program_are_the_same_updates(name: str) -> None:
+    algorithm, config, actions, loss = LEARNERS[name]
+    config = replace(config, **({"target_update_interval": 2} if algorithm is dqn else {"tau": 0.5}))
+    policy = algorithm.make_policy(config, OBSERVATIONS, actions)
+    one_by_one, at_once = (algorithm.learner(config, task(), policy) for _ in range(2))
+    batches = [windows(1, actions, seed=seed) for seed in range(5)]
+    losses = [one_by_one.train(rows, 0)[loss] for rows in batches]
+    metrics = at_once.train(joined(batches), 7, updates=5)
+    np.testing.assert_allclose(metrics.rows()[:, metrics.names.index(loss)], losses, rtol=1e-4)
+    assert metrics[loss] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert (at_once.version, at_once.steps, at_once.n_updates) == (5, 7, 5)
+    assert (one_by_one.version, metrics["n_updates"]) == (5, 5)
+    for one, other in zip(
+        jax.tree.leaves((one_by_one.weights, one_by_one.state)),
+        jax.tree.leaves((at_once.weights, at_once.state)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_new_priorities_of_several_updates_are_in_the_order_of_the_rows() -> None:
+    config = dqn.Config(hidden=(3,), priority_exponent=0.6, learning_rate=0.0)
+    policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
+    batches = [windows(1, CHOICES, seed=seed) for seed in range(3)]
+    alone = [dqn.learner(config, task(), policy).train(rows, 0)["priority"] for rows in batches]
+    together = dqn.learner(config, task(), policy).train(joined(batches), 0, updates=3)["priority"]
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-5)
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_on_an_accelerator_divergence_is_seen_late_and_the_weights_before_it_are_kept(updates: int) -> None:
+    algorithm, config, actions, _ = LEARNERS["sac"]
+    learner = algorithm.learner(config, task(), algorithm.make_policy(config, OBSERVATIONS, actions))
+    learner._guards = True  # as it is on an accelerator
+    rows = joined([windows(1, actions, seed=seed) for seed in range(updates)])
+    broken = {name: column.copy() for name, column in rows.items()}
+    broken["reward"][-N] = np.nan  # of the last update
+    assert np.isfinite(learner.train(rows, 0, updates=updates)["critic_loss"])
+    kept = jax.tree.map(np.asarray, (learner.weights, learner.state))
+    late = learner.train(broken, 0, updates=updates)
+    if updates == 1:  # else the updates before the last one count
+        jax.tree.map(np.testing.assert_array_equal, (learner.weights, learner.state), kept)
+    kept = jax.tree.map(np.asarray, (learner.weights, learner.state))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept))
+    after = learner.train(rows, 0, updates=updates)
+    jax.tree.map(np.testing.assert_array_equal, (learner.weights, learner.state), kept)
+    with pytest.raises(Diverged, match=rf"_loss is nan in update {2 * updates}\b"):
+        late["critic_loss"]
+    with pytest.raises(Diverged):
+        after["critic_loss"]
