@@ -199,16 +199,16 @@ def critic_loss(
 def quantile_huber_loss(quantiles: Array, td_target: Array) -> Array:
     r"""With M quantiles per critic (TQC), the quantile Huber loss, given K targets y.
 
-    $$L_Q = \sum_i \mathbb{E}\Big[\frac{1}{M K} \sum_{m, k} |\tau_m - 1_{y_k < \theta_{i, m}(s, a)}| \,
-    \mathrm{huber}(y_k - \theta_{i, m}(s, a))\Big], \qquad
+    $$L_Q = \sum_i \mathbb{E}\Big[\frac{1}{M K} \sum_{m, k}
+    \big|\tau_m - \mathbf{1}[y_k < \theta_{i, m}(s, a)]\big| \, \mathrm{huber}(y_k - \theta_{i, m}(s, a))\Big], \qquad
     y_k = R + \gamma^n (\bar\theta_k(s', a') - \alpha \log \pi(a' | s'))$$
 
     The quantile $\theta_{i, m}$ of critic i has the level $\tau_m = (2 m - 1) / 2 M$. The $\bar\theta_k$ are
-    the quantiles of all target critics without the largest. Shapes are `[critics, N, M]` and `[K, N]`.
+    the quantiles of both target critics without the largest, `dropped_quantiles` per critic.
     """
     count = quantiles.shape[-1]
     tau = (jnp.arange(count) + 0.5) / count
-    td_error = td_target[:, None, :, None] - quantiles
+    td_error = td_target[:, None, :, None] - quantiles  # [K, critics, N, M]
     losses = jnp.abs(tau - (td_error < 0)) * optax.huber_loss(td_error)
     return jnp.sum(jnp.mean(losses, axis=(0, 2, 3)))
 
