@@ -200,7 +200,8 @@ def quantile_huber_loss(quantiles: Array, td_target: Array) -> Array:
     r"""With M quantiles per critic (TQC), the quantile Huber loss, given K targets y.
 
     $$L_Q = \sum_i \mathbb{E}\Big[\frac{1}{M K} \sum_{m, k}
-    \big|\tau_m - \mathbf{1}[y_k < \theta_{i, m}(s, a)]\big| \, \mathrm{huber}(y_k - \theta_{i, m}(s, a))\Big], \qquad
+    \big|\tau_m - \mathbf{1}[y_k < \theta_{i, m}(s, a)]\big| \,
+    \mathrm{huber}(y_k - \theta_{i, m}(s, a))\Big], \qquad
     y_k = R + \gamma^n (\bar\theta_k(s', a') - \alpha \log \pi(a' | s'))$$
 
     The quantile $\theta_{i, m}$ of critic i has the level $\tau_m = (2 m - 1) / 2 M$. The $\bar\theta_k$ are
