@@ -250,6 +250,14 @@ def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert Path("runs", "a2c-CartPole-v1-0-2", "config.json").exists()
 
 
+def test_quantiles_of_sac(tmp_path: Path) -> None:
+    sizes = ("--config.hidden", "4", "--config.batch-size", "8", "--config.dropped-quantiles", "3")
+    options = (*sizes, "--steps", "110", "--out", str(tmp_path / "run"), "--quiet")
+    main(["train", "sac", "--env", "Pendulum-v1", "--config.num-quantiles", "25", *options])
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (config["num_quantiles"], config["dropped_quantiles"]) == (25, 3)
+
+
 # Afterwards --------------------------------------------------------------------------------------
 
 

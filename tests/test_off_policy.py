@@ -162,6 +162,7 @@ DISCRETE = {
             marks=pytest.mark.slow,
         ),
         ("sac", Home, 1_400, -5, CONTINUOUS),
+        pytest.param(*("sac", Home, 1_400, -5, CONTINUOUS | {"num_quantiles": 10}), marks=pytest.mark.slow),
         pytest.param("td3", Home, 1_400, -5, CONTINUOUS, marks=pytest.mark.slow),
         pytest.param("ddpg", Home, 1_400, -5, CONTINUOUS, marks=pytest.mark.slow),
         pytest.param(
@@ -212,6 +213,7 @@ DISCRETE = {
         "dqn with Dict observations and a mask",
         "sac with Dict observations and a mask",
         "sac",
+        "tqc",
         "td3",
         "ddpg",
         "dqn with images",
@@ -357,6 +359,7 @@ def test_another_seed_gives_other_weights() -> None:
         ("dqn", RAINBOW),
         ("dqn", {}),
         ("sac", {"environment": "Pendulum-v1"}),
+        ("sac", {"environment": "Pendulum-v1", "num_quantiles": 5}),
         ("sac", {}),
         ("td3", {"environment": "Pendulum-v1"}),
     ],

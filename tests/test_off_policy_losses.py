@@ -368,7 +368,13 @@ def critics_of(weights: Weights, observation: Any, *action: Any, count: int = 2)
     return np.stack([layers(weights, x, f"network[{i}]") for i in range(count)])
 
 
-def sac_soft_of(kind: str, actor: Weights, critic: Weights, observation: Any, normal: Any) -> tuple[Any, Any]:
+DROPPED = 2
+
+
+def sac_soft_of(
+    kind: str, actor: Weights, critic: Weights, observation: Any, normal: Any, *, target: bool = False
+) -> tuple[Any, Any]:
+    """Values `[N]` and log probabilities; with quantiles, those `[K, N]` of a target are its quantiles."""
     outputs = actor_of(actor, observation)
     if kind == "choices":
         probability = softmax(outputs)
@@ -379,7 +385,25 @@ def sac_soft_of(kind: str, actor: Weights, critic: Weights, observation: Any, no
     action = np.tanh(before)
     squashing = -2 * (np.logaddexp(before, -before) - np.log(2))  # log(1 - tanh^2) = -2 log cosh
     each = -0.5 * normal**2 - 0.5 * np.log(2 * np.pi) - log_std - squashing
-    return critics_of(critic, observation, action).min(0)[:, 0], each.sum(-1)
+    values = critics_of(critic, observation, action)
+    if kind == "numbers":
+        return values.min(0)[:, 0], each.sum(-1)
+    if not target:
+        return values.mean((0, 2)), each.sum(-1)
+    kept = values.shape[0] * values.shape[2] - 2 * DROPPED
+    return np.transpose([sorted(values[:, i].ravel())[:kept] for i in range(N)]), each.sum(-1)
+
+
+def quantile_loss_of(quantiles: Any, targets: Any) -> float:
+    """The quantile Huber loss of one critic for one row, one quantile and target after the other."""
+    total = 0.0
+    for number, quantile in enumerate(quantiles):
+        level = (2 * (number + 1) - 1) / (2 * len(quantiles))
+        for target in targets:
+            error = target - quantile
+            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+            total += (level if error >= 0 else 1 - level) * huber
+    return total / (len(quantiles) * len(targets))
 
 
 def sac_critic_loss_of(kind: str, critic: Weights, target: Any, rows: Any) -> float:
@@ -388,12 +412,15 @@ def sac_critic_loss_of(kind: str, critic: Weights, target: Any, rows: Any) -> fl
         values = every[:, np.arange(N), rows["action"]]
     else:
         flat = (rows["action"] - np.array([0.0, 1.0])) / np.array([1.0, 4.0])
-        values = critics_of(critic, rows["observation"], flat)[..., 0]
+        values = critics_of(critic, rows["observation"], flat)
+        if kind == "quantiles":
+            return sum(quantile_loss_of(own[i], target[:, i]) for own in values for i in range(N)) / N
+        values = values[..., 0]
     return sum(0.5 * np.mean((own - target) ** 2) for own in values)
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("kind", ["numbers", "choices"])
+@pytest.mark.parametrize("kind", ["numbers", "choices", "quantiles"])
 def test_an_update_of_sac(kind: str, n_step: int) -> None:
     actions = CHOICES if kind == "choices" else NUMBERS
     config = sac.Config(
@@ -405,6 +432,8 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
         learning_rate=0.01,
         tau=0.1,
         initial_temperature=0.3,
+        num_quantiles=5 if kind == "quantiles" else 1,
+        dropped_quantiles=DROPPED,
     )
     policy = sac.make_policy(config, OBSERVATIONS, actions)
     learner = sac.learner(config, task(), policy)
@@ -418,7 +447,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     after = learner.state["critic"]
 
     value, log_prob = sac_soft_of(
-        kind, in_double(actor), in_double(target), rows["next_observation"], noise[0]
+        kind, in_double(actor), in_double(target), rows["next_observation"], noise[0], target=True
     )
     wanted = np.array([summed(rows, i, 0.9) for i in range(N)])
     wanted = wanted[:, 0] + wanted[:, 1] * (value - 0.3 * log_prob)
@@ -441,7 +470,7 @@ def test_an_update_of_sac(kind: str, n_step: int) -> None:
     entropy = -np.mean(log_prob)
     assert known["entropy"] == pytest.approx(entropy, rel=1e-4)
     assert known["ent_coef"] == pytest.approx(0.3)
-    least = -2.0 if kind == "numbers" else 0.6 * np.log(3)
+    least = 0.6 * np.log(3) if kind == "choices" else -2.0
     assert known["ent_coef_loss"] == pytest.approx(np.log(0.3) * (entropy - least), rel=1e-4)
     rises = entropy < least
     change = float(learner.state["log_temperature"]) - np.log(0.3)
@@ -474,15 +503,13 @@ def test_sac_does_not_count_actions_that_are_not_legal() -> None:
     observation = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
     seen = {"observation": observation, "action_mask": np.tile([1, 1, 0], (N, 1)).astype(np.int8)}
     normal = np.zeros((N, 0), np.float32)
-    value, log_prob = sac.min_q_and_log_prob(policy, critics, critic, seen, normal, actor)
+    soft_value = partial(sac.value_and_log_prob, policy, critics, sac.min_of_critics, critic, seen, normal)
+    value, log_prob = soft_value(actor)
     two = softmax(actor_of(in_double(actor), observation)[:, :2])
     values = critics_of(in_double(critic), observation).min(0)[:, :2]
     np.testing.assert_allclose(value, (two * values).sum(-1), rtol=1e-4)
     np.testing.assert_allclose(log_prob, (two * np.log(two)).sum(-1), rtol=1e-4)
-    grads = jax.grad(
-        lambda own: jnp.sum(sac.min_q_and_log_prob(policy, critics, critic, seen, normal, own)[1]),
-        allow_int=True,
-    )(actor)
+    grads = jax.grad(lambda own: jnp.sum(soft_value(own)[1]), allow_int=True)(actor)
     assert np.isfinite(grads["network.head.weight"]).all()
 
 
@@ -496,6 +523,33 @@ def test_the_target_entropy_is_that_of_the_legal_actions(mask: list[int], expect
     found = sac.target_entropy(config, policy, {"action_mask": jnp.asarray(masks)})
     assert float(found) == pytest.approx(expected)
     assert sac.target_entropy(sac.Config(target_entropy=0.1), policy, {"action_mask": masks}) == 0.1
+
+
+def test_the_largest_quantiles_of_both_critics_together_are_dropped() -> None:
+    """In the first row all of them are the first critic's, in the second one of each."""
+    first = [[12.0, 10, 11], [1, 2, 3]]
+    second = [[3.0, 1, 2], [-4, -9, 4]]
+    kept = np.asarray(sac.drop_largest(jnp.array([first, second]), 1))
+    assert [sorted(own) for own in kept.T.tolist()] == [[1, 2, 3, 10], [-9, -4, 1, 2]]
+    assert sac.drop_largest(jnp.array([first, second]), 0).shape == (6, 2)
+
+
+def test_the_quantile_huber_loss_by_hand() -> None:
+    """A target above a quantile counts as much as its level, and linearly from 1 on."""
+    quantiles, target = jnp.array([[[0.0, 2.0]]]), jnp.array([[1.0], [4.0]])
+    by_hand = (0.25 * 0.5 + 0.25 * 3.5 + 0.25 * 0.5 + 0.75 * 1.5) / 4
+    assert float(sac.quantile_huber_loss(quantiles, target)) == pytest.approx(by_hand)
+    both = jnp.concatenate([quantiles, quantiles])
+    assert float(sac.quantile_huber_loss(both, target)) == pytest.approx(2 * by_hand)
+
+
+def test_quantiles_of_a_distribution_have_the_least_loss() -> None:
+    target = jnp.asarray(np.random.default_rng(0).permutation(np.linspace(0, 1000, 501)))[:, None]
+    expected = np.array([100.0, 300.0, 500.0, 700.0, 900.0])
+    quantiles, grads = jnp.zeros((1, 1, 5)), jax.jit(jax.grad(sac.quantile_huber_loss))
+    for _ in range(100):
+        quantiles = quantiles - 2_500 * grads(quantiles, target)
+    np.testing.assert_allclose(quantiles[0, 0], expected, atol=5)
 
 
 # TD3 ---------------------------------------------------------------------------------------------
@@ -602,6 +656,7 @@ LEARNERS: dict[str, tuple[Any, Any, spaces.Space[Any], str]] = {
     "dqn with atoms": (dqn, dqn.Config(hidden=(3,), num_atoms=5), CHOICES, "loss"),
     "sac": (sac, sac.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
     "discrete sac": (sac, sac.Config(hidden=(3,), batch_size=N), CHOICES, "critic_loss"),
+    "tqc": (sac, sac.Config(hidden=(3,), batch_size=N, num_quantiles=5), NUMBERS, "critic_loss"),
     "td3": (td3, td3.Config(hidden=(3,), batch_size=N), NUMBERS, "critic_loss"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
-from rollstream.algos import ppo
+from rollstream.algos import ppo, sac
 from rollstream.algos.ppo import PPO
 from rollstream.cli import main
 from rollstream.rl.learner import Learner
@@ -90,6 +91,11 @@ COMMANDS: dict[str, str] = {
     "train ppo --resume": "--resume needs the folder of the run: add --out DIR",
     "train ppo --resume --out nowhere": "nowhere is not a run folder: it does not exist",
     "train ppo --resume --out .": "is not a run folder: it has no config.json",
+    f"train sac {CARTPOLE} --config.n-quantiles 25": "did you mean --config.num-quantiles?",
+    f"train sac {CARTPOLE} --config.top-quantiles-to-drop-per-net 2": "mean --config.dropped-quantiles?",
+    f"train sac {CARTPOLE} --config.num-quantiles 0": "num-quantiles 0: must be an integer >= 1",
+    f"train sac {CARTPOLE} --config.num-quantiles 2": "num_quantiles=2; set dropped_quantiles to 1 or less",
+    f"train sac {CARTPOLE} --config.num-quantiles 25": "Discrete(2); set num_quantiles to 1",
     f"train td3 {CARTPOLE}": "algorithms that can: a2c, a3c, apex",
     "train dqn --env CartPole-v1 --steps 16": "lower --config.learning-starts",
     "evaluate": "DIR",
@@ -280,6 +286,23 @@ CALLS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "a reset that fails": (train(env=FailingReset), "reset of FailingReset failed: OSError: no display"),
     "a name of Stable-Baselines3": (train(config={"n_steps": 8}), "did you mean 'rollout_length'?"),
+    "a name of TQC": (
+        train("sac", config={"top_quantiles_to_drop_per_net": 3}),
+        "did you mean 'dropped_quantiles'?",
+    ),
+    "discrete actions with quantiles": (
+        train("sac", steps=1000, config={"num_quantiles": 25}),
+        r"^sac cannot be trained on CartPole-v1: num_quantiles=25 needs a Box action space, and this "
+        r"environment's action space is Discrete\(2\); set num_quantiles to 1$",
+    ),
+    "a policy with discrete actions and quantiles": (
+        train("sac", steps=1000, config={"num_quantiles": 25}, policy=partial(sac.make_policy, sac.Config())),
+        r"needs a Box action space, and this environment's action space is Discrete\(2\); set num_q",
+    ),
+    "more quantiles dropped than there are": (
+        train("sac", config={"num_quantiles": 5, "dropped_quantiles": 7}),
+        "^dropped_quantiles=7 leaves none of num_quantiles=5; set dropped_quantiles to 4 or less$",
+    ),
     "a mask of a wrong length": (
         train(env=lambda: Odd(reset=(np.zeros(2, np.float32), {"action_mask": np.ones(3)}))),
         r"Odd reports an action mask of shape \(3,\), and its action space is Discrete\(2\)",

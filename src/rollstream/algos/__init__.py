@@ -35,8 +35,10 @@ SB3_NAMES = {
     "lr": "learning_rate",
     "n_envs": "num_envs",
     "n_epochs": "epochs",
+    "n_quantiles": "num_quantiles",
     "n_steps": "rollout_length",
     "net_arch": "hidden",
+    "top_quantiles_to_drop_per_net": "dropped_quantiles",
     "train_freq": "rollout_length",
     "vf_coef": "value_coefficient",
 }

@@ -3,13 +3,18 @@
 The actor maximizes the lower of two critics' values plus its entropy, weighted by a temperature that is
 learned. Discrete actions follow Christodoulou (2019, https://arxiv.org/abs/1910.07207), with a lower default
 for the target entropy.
+
+With `num_quantiles`, usually 25, this is TQC, truncated quantile critics (Kuznetsov et al., 2020,
+https://arxiv.org/abs/2005.04269): each critic estimates quantiles of the return, and the largest are dropped
+from the TD target.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium
 import jax
@@ -19,6 +24,7 @@ import optax
 from gymnasium import spaces
 
 from rollstream import flow
+from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, OptionalSizes, PositiveInt, Ratio
 from rollstream.replay.buffer import ReplayBuffer
@@ -34,12 +40,14 @@ from rollstream.rl.params import Weights
 from rollstream.rl.policy import has_action_mask, require_policy
 from rollstream.rl.replay_operators import Replay, StoreToBuffer
 from rollstream.rl.rollout import rollout_for_replay
-from rollstream.rl.spaces import require_action_space
+from rollstream.rl.spaces import SpaceError, require_action_space
 from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step, polyak_update
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
+Combine: TypeAlias = Callable[[Array], Array]
+"""Combines the Q values or quantiles `[critics, N, num_quantiles]` of all critics."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,11 @@ class Config(AlternatingConfig):
     """Soft update coefficient of the target critics (tau, Polyak averaging)."""
     n_step: PositiveInt = 1
     """n of n-step returns."""
+    num_quantiles: PositiveInt = 1
+    """Number of quantiles per critic (n_quantiles of TQC, usually 25); 1 for scalar Q values."""
+    dropped_quantiles: NonNegativeInt = 2
+    """Number of the largest target quantiles to drop, per critic (top_quantiles_to_drop_per_net of TQC);
+    without effect if num_quantiles is 1."""
     initial_temperature: NonNegativeFloat = 1.0
     """Initial temperature (alpha), the entropy coefficient (ent_coef)."""
     learn_temperature: bool = True
@@ -84,6 +97,14 @@ class Config(AlternatingConfig):
     """Clip rewards to their sign (-1, 0 or 1)."""
     report_every: PositiveInt = 1_000
     """Number of environment steps per report."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 1 < self.num_quantiles <= self.dropped_quantiles:
+            raise RollstreamError(
+                f"dropped_quantiles={self.dropped_quantiles} leaves none of num_quantiles="
+                f"{self.num_quantiles}; set dropped_quantiles to {self.num_quantiles - 1} or less"
+            )
 
     def schedules(self, progress: float) -> dict[str, float]:  # noqa: ARG002
         """Scheduled values, given the fraction of training completed."""
@@ -114,26 +135,45 @@ def worker(config: Config, task: Task) -> WorkerSpec:
     )
 
 
-def min_q_and_log_prob(
+def value_and_log_prob(
     policy: ActorPolicy,
     critics: Critics,
+    combine: Combine,
     critic_params: Weights,
     observation: Any,
     noise: Array,
     actor: Weights,
 ) -> tuple[Array, Array]:
-    """The minimum Q value over the critics for a sampled action, and the log probability of the action.
+    """The combined Q values of all critics for a sampled action, and the log probability of the action.
 
-    For discrete actions, both are expectations over the actor's distribution. Continuous actions and their
-    log probabilities are those before rescaling from [-1, 1] to the action space.
+    For discrete actions, both are expectations over the actor's distribution, with the minimum over the
+    critics. Continuous actions and their log probabilities are those before rescaling from [-1, 1] to the
+    action space.
     """
     outputs = policy.outputs(actor, observation)
     if isinstance(policy.distribution, TanhNormal):
         action, log_prob = policy.distribution.sample_and_log_prob(outputs, noise)
-        return jnp.min(critics(critic_params, observation, action), axis=0)[:, 0], log_prob
+        return combine(critics(critic_params, observation, action)), log_prob
     log_prob, probability = jax.nn.log_softmax(outputs), jax.nn.softmax(outputs)
     q_value = jnp.min(critics(critic_params, observation), axis=0)
     return jnp.sum(probability * q_value, axis=-1), jnp.sum(probability * log_prob, axis=-1)
+
+
+def min_of_critics(q_values: Array) -> Array:
+    """The minimum `[N]` over the critics `[critics, N, 1]`."""
+    return jnp.min(q_values, axis=0)[:, 0]
+
+
+def drop_largest(quantiles: Array, dropped: int) -> Array:
+    """The quantiles `[critics, N, M]` of all critics without the largest, `dropped` per critic: `[K, N]`."""
+    count, size, each = quantiles.shape
+    pooled = jnp.moveaxis(quantiles, 1, -1).reshape(count * each, size)
+    return jnp.sort(pooled, axis=0)[: count * (each - dropped)]
+
+
+def mean_of_quantiles(quantiles: Array) -> Array:
+    """The mean `[N]` of the quantiles `[critics, N, M]` of all critics."""
+    return jnp.mean(quantiles, axis=(0, 2))
 
 
 def critic_loss(
@@ -146,17 +186,39 @@ def critic_loss(
     """
     if isinstance(policy.distribution, TanhNormal):
         action = policy.distribution.to_unit_range(batch["action"])
-        q_values = critics(critic_params, batch["observation"], action)[..., 0]
+        q_values = critics(critic_params, batch["observation"], action)
     else:
         action = batch["action"].astype(jnp.int32)[None, :, None]
-        q_values = jnp.take_along_axis(critics(critic_params, batch["observation"]), action, axis=-1)[..., 0]
-    loss = 0.5 * jnp.sum(jnp.mean((q_values - td_target) ** 2, axis=-1))
+        q_values = jnp.take_along_axis(critics(critic_params, batch["observation"]), action, axis=-1)
+    if q_values.shape[-1] > 1:
+        loss = quantile_huber_loss(q_values, td_target)
+    else:
+        loss = 0.5 * jnp.sum(jnp.mean((q_values[..., 0] - td_target) ** 2, axis=-1))
     return loss, {"critic_loss": loss, "q_value": jnp.mean(q_values)}
+
+
+def quantile_huber_loss(quantiles: Array, td_target: Array) -> Array:
+    r"""With M quantiles per critic (TQC), the quantile Huber loss, given K targets y.
+
+    $$L_Q = \sum_i \mathbb{E}\Big[\frac{1}{M K} \sum_{m, k}
+    \big|\tau_m - \mathbf{1}[y_k < \theta_{i, m}(s, a)]\big| \,
+    \mathrm{huber}(y_k - \theta_{i, m}(s, a))\Big], \qquad
+    y_k = R + \gamma^n (\bar\theta_k(s', a') - \alpha \log \pi(a' | s'))$$
+
+    The quantile $\theta_{i, m}$ of critic i has the level $\tau_m = (2 m - 1) / 2 M$. The $\bar\theta_k$ are
+    the quantiles of both target critics without the largest, `dropped_quantiles` per critic.
+    """
+    count = quantiles.shape[-1]
+    tau = (jnp.arange(count) + 0.5) / count
+    td_error = td_target[:, None, :, None] - quantiles  # [K, critics, N, M]
+    losses = jnp.abs(tau - (td_error < 0)) * optax.huber_loss(td_error)
+    return jnp.sum(jnp.mean(losses, axis=(0, 2, 3)))
 
 
 def actor_loss(
     policy: ActorPolicy,
     critics: Critics,
+    combine: Combine,
     critic_params: Weights,
     temperature: Array,
     noise: Array,
@@ -166,8 +228,12 @@ def actor_loss(
     r"""The actor's log probability, weighted by the temperature, minus its value.
 
     $$L_\pi = \mathbb{E}\big[\alpha \log \pi(a | s) - \min_i Q_i(s, a)\big], \qquad a \sim \pi$$
+
+    With quantiles, the mean of all quantiles of both critics replaces the minimum.
     """
-    q_value, log_prob = min_q_and_log_prob(policy, critics, critic_params, batch["observation"], noise, actor)
+    q_value, log_prob = value_and_log_prob(
+        policy, critics, combine, critic_params, batch["observation"], noise, actor
+    )
     loss = jnp.mean(temperature * log_prob - q_value)
     return loss, {"actor_loss": loss, "entropy": -jnp.mean(log_prob)}
 
@@ -189,10 +255,19 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     require_policy(policy, ActorPolicy, config.algorithm)
     distribution = policy.distribution
     action_size = distribution.size if isinstance(distribution, TanhNormal) else 0
+    if config.num_quantiles > 1 and not action_size:
+        raise SpaceError(
+            f"num_quantiles={config.num_quantiles} needs a Box action space, and this environment's action "
+            f"space is {policy.action_space}; set num_quantiles to 1"
+        )
+    combine_target = combine_actor = min_of_critics
+    if config.num_quantiles > 1:
+        combine_target = partial(drop_largest, dropped=config.dropped_quantiles)
+        combine_actor = mean_of_quantiles
     critics = Critics(
         policy.observation_space,
         action_size=action_size,
-        outputs=1 if action_size else distribution.output_size,
+        outputs=config.num_quantiles if action_size else distribution.output_size,
         count=2,
         hidden=config.hidden,
         activation=config.activation,
@@ -216,8 +291,14 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         temperature = jnp.exp(state["log_temperature"])
 
         return_t, discount_t = n_step_returns(batch, config.gamma)
-        q_value_t, log_prob_t = min_q_and_log_prob(
-            policy, critics, state["target_critic"], batch["next_observation"], noise[0], weights
+        q_value_t, log_prob_t = value_and_log_prob(
+            policy,
+            critics,
+            combine_target,
+            state["target_critic"],
+            batch["next_observation"],
+            noise[0],
+            weights,
         )
         td_target = return_t + discount_t * (q_value_t - temperature * log_prob_t)
         grads, critic_metrics = compute_grads(
@@ -228,7 +309,8 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
         )
 
         grads, actor_metrics = compute_grads(
-            partial(actor_loss, policy, critics, critic_params, temperature, noise[1], batch), weights
+            partial(actor_loss, policy, critics, combine_actor, critic_params, temperature, noise[1], batch),
+            weights,
         )
         actor, actor_opt = optimizer_step(adam, learning_rate, grads, opt_states["actor"], weights)
 
