@@ -97,6 +97,7 @@ class UpdateMetrics(Mapping[str, Any]):
             if not packed[-1, -1]:
                 row = int(np.argmin(packed[:, -1]))  # the first
                 raise_diverged(dict(zip(self.names, packed[row].tolist(), strict=False)), self._first + row)
+                raise Diverged(f"a metric was NaN or infinite before update {self._first + row}")
             self._rows = packed[:, :-1]
         return self._rows
 
