@@ -273,7 +273,7 @@ class TanhNormal(BoundedDistribution):
 
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The mean plus scaled noise, squashed."""
-        mean, log_std = outputs[..., : self.size], xp.clip(outputs[..., self.size :], *LOG_STD_RANGE)
+        mean, log_std = outputs[..., : self.size], _clip(outputs[..., self.size :], *LOG_STD_RANGE, xp)
         return self.from_unit_range(xp.tanh(mean + xp.exp(log_std) * noise))
 
     def sample_and_log_prob(self, outputs: Array, noise: Array) -> tuple[Array, Array]:
@@ -299,7 +299,7 @@ class NoisyDeterministic(BoundedDistribution):
 
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The action plus noise, clipped to the bounds."""
-        return self.from_unit_range(xp.clip(xp.tanh(outputs) + self.noise_std * noise, -1.0, 1.0))
+        return self.from_unit_range(_clip(xp.tanh(outputs) + self.noise_std * noise, -1.0, 1.0, xp))
 
     def mode(self, outputs: Array) -> Array:
         """The action without noise."""
@@ -318,6 +318,11 @@ def distribution_for(space: gymnasium.Space[Any], algorithm: str = "this policy"
         return Bernoulli(space.shape)
     assert isinstance(space, spaces.Box)
     return DiagGaussian(space)
+
+
+def _clip(values: Array, low: float, high: float, xp: Any) -> Array:
+    """`clip`, which NumPy takes 5 us for however few the values are."""
+    return xp.minimum(xp.maximum(values, low), high)
 
 
 def _bounds(space: spaces.Box) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -41,14 +41,14 @@ def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 def host_arrays(weights: Weights) -> Weights:
     """Weights as NumPy arrays; those on an accelerator come in one transfer."""
-    if any(isinstance(value, jax.Array) and value.platform() != "cpu" for value in weights.values()):
-        sizes = [value.size for value in weights.values()]
-        flat = np.split(np.asarray(_packed(list(weights.values()))), np.cumsum(sizes)[:-1])
-        return {
-            name: own.reshape(value.shape).astype(value.dtype, copy=False)
-            for (name, value), own in zip(weights.items(), flat, strict=True)
-        }
-    return {name: np.asarray(value) for name, value in weights.items()}
+    if jax.default_backend() == "cpu":
+        return {name: np.asarray(value) for name, value in weights.items()}
+    sizes = [np.size(value) for value in weights.values()]
+    flat = np.split(np.asarray(_packed(list(weights.values()))), np.cumsum(sizes)[:-1])
+    return {
+        name: own.reshape(np.shape(value)).astype(value.dtype, copy=False)
+        for (name, value), own in zip(weights.items(), flat, strict=True)
+    }
 
 
 @jax.jit

@@ -270,7 +270,8 @@ def actions_for(space: gymnasium.Space[Any], *, whole: bool = False) -> Callable
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
         return lambda actions: np.rint(np.clip(actions, space.low, space.high)).astype(space.dtype)
     if isinstance(space, spaces.Box):
-        return lambda actions: np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+        low, high, dtype = space.low, space.high, space.dtype  # `clip` takes 5 us for a few numbers
+        return lambda actions: np.minimum(np.maximum(actions, low), high).astype(dtype, copy=False)
     if isinstance(space, spaces.MultiDiscrete):
         return lambda actions: actions.reshape(-1, *space.shape) + space.start
     if isinstance(space, spaces.MultiBinary):

@@ -100,6 +100,7 @@ class RolloutWorker:
         )
         self._postprocess = spec.postprocess(self.policy) if spec.postprocess is not None else None
         self._gradients = maybe_jit(spec.gradients(self.policy)) if spec.gradients is not None else None
+        self._clips_rewards = spec.clip_rewards or spec.environment.clips_rewards
         self._generator = np.random.default_rng([*self._identity, 5])
         self._reset()
         self._is_recurrent = bool(jax.tree.leaves(self.state))
@@ -147,7 +148,7 @@ class RolloutWorker:
         rollout = self._rollout()
         item = rollout.columns if self._postprocess is None else self._postprocess(weights, rollout)
         mask = rollout.columns.get("mask")
-        steps = rollout.columns.steps if mask is None else int(mask.sum())
+        steps = rollout.columns["reward"].size if mask is None else int(mask.sum())
         if mask is not None and isinstance(item, Batch):
             if not steps:  # every environment was only reset
                 return self.sample(context)
@@ -218,7 +219,7 @@ class RolloutWorker:
             rollout, observations, vector.observation_space, spec.environment.name, self._episodes.lengths
         )
         self._after_reset = False
-        if spec.clip_rewards or spec.environment.clips_rewards:
+        if self._clips_rewards:
             columns["reward"] = np.sign(reward)
         columns |= self._episodes.columns(reward, terminated | truncated, mask, columns["reward"], episodes)
         return rollout
