@@ -22,7 +22,7 @@ from rollstream.rl.episode_statistics import EpisodeStatistics
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.params import Weights, host_arrays
-from rollstream.rl.policy import NumpyPolicy, Policy
+from rollstream.rl.policy import Act, NumpyPolicy, Policy
 from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
 from rollstream.rl.rollout_checks import check_rollout
 from rollstream.rl.spaces import Observation, put, reset_rows, take, zeros
@@ -122,9 +122,14 @@ class RolloutWorker:
     @property
     def weights(self) -> Weights:
         """The weights received last, where the policy acts."""
+        self._acting()
+        return self._weights
+
+    def _acting(self) -> Act:
+        """How to act with the weights received last; nothing is done for those that came before them."""
         if self._received is not None:
             self._use(self._received)
-        return self._weights
+        return self._act
 
     def _use(self, weights: Weights) -> None:
         self._received = None
@@ -185,7 +190,7 @@ class RolloutWorker:
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
-        act, advance, observation, state = self._act, vector.step, self.observation, self.state
+        act, advance, observation, state = self._acting(), vector.step, self.observation, self.state
         write(observations, 0, observation)
         for t in range(length):
             action, state = act(observation, state, read(noise, t))
