@@ -22,6 +22,7 @@ from numpy.random import Generator
 
 from rollstream.rl.action_distributions import ActionDistribution, DiagGaussian
 from rollstream.rl.initializers import orthogonal
+from rollstream.rl.matrix_products import product
 from rollstream.rl.spaces import channel_axis, is_image, leaf_values, leaves
 
 Array = Any
@@ -54,7 +55,7 @@ def apply_dense(layer: Dense, x: Array, xp: Any = jnp) -> Array:
         outputs = x.dot(layer.weight.T)  # takes half as long as `@` for small arrays
         outputs += layer.bias
         return outputs
-    return layer.weight @ x + layer.bias
+    return product(layer.weight, x) + layer.bias
 
 
 class Convolution(eqx.Module):
