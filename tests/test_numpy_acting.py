@@ -1,4 +1,4 @@
-"""Acting in NumPy is acting as the jitted policy does."""
+"""Acting in NumPy, and evaluating while acting, are what the jitted policy does."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
+from small_envs import sampled, worker_of
 
+from rollstream.algos import ppo
+from rollstream.rl.algorithm import Task
+from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import Moments
 from rollstream.rl.policy import ActorCriticPolicy
@@ -66,3 +70,46 @@ def test_a_network_of_ones_own_is_asked_itself() -> None:
 
     assert ActorCriticPolicy(space, spaces.Discrete(2)).acts_in_numpy(2)
     assert not ActorCriticPolicy(space, spaces.Discrete(2), network).acts_in_numpy(2)
+
+
+# Values of the forward pass that acted -----------------------------------------------------------
+
+
+class Cautious(ActorCriticPolicy):
+    """Acts in its own way."""
+
+    def step(self, weights: Any, observation: Any, state: Any, noise: Any) -> Any:
+        action, state = super().step(weights, observation, state, noise)
+        return 0 * action, state
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("hidden", "passes"), [((600, 600), 0), ((8,), 1)], ids=["jax", "numpy"])
+def test_steps_are_evaluated_once(
+    environment: str, hidden: tuple[int, ...], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    config = ppo.Config(num_envs=8, rollout_length=16, minibatch_size=16, hidden=hidden)
+    worker = worker_of(ppo.worker(config, Task(EnvSpec(environment), 1000)))
+    evaluate = worker.policy.evaluate_actions
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.policy, "evaluate_actions", lambda *args: calls.append(1) or evaluate(*args))
+        batch = sampled(worker)
+    assert len(calls) == passes
+    log_prob, _, value = worker.policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
+    np.testing.assert_allclose(batch["log_prob"], log_prob, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch["value"], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [(600, 600), (8,)], ids=["jax", "numpy"])
+def test_a_policy_that_acts_in_its_own_way_is_asked_to_act(hidden: tuple[int, ...]) -> None:
+    config = ppo.Config(num_envs=8, rollout_length=16, minibatch_size=16)
+
+    def policy(*space: Any) -> Cautious:
+        return Cautious(*space, lambda *about: actor_critic(*about, hidden=hidden))
+
+    worker = worker_of(ppo.worker(config, Task(EnvSpec("CartPole-v1"), 1000, policy=policy)))
+    batch = sampled(worker)
+    assert not batch["action"].any()
+    log_prob, _, _ = worker.policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
+    np.testing.assert_allclose(batch["log_prob"], log_prob, rtol=1e-4, atol=1e-4)

@@ -149,6 +149,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         rollout_length=config.rollout_length,
         policy=partial(custom_policy, task.policy, config) if task.policy else partial(make_policy, config),
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        evaluates_steps=True,
         seed=task.seed,
         clip_rewards=config.clip_rewards,
         reward_norm_gamma=config.gamma if config.normalize_rewards else None,

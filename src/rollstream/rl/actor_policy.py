@@ -13,7 +13,7 @@ import numpy as np
 from rollstream.rl.action_distributions import MASKED_LOGIT, BoundedDistribution, Categorical
 from rollstream.rl.networks import HeadNetwork, acts_in_numpy, head_network, head_outputs
 from rollstream.rl.params import ModuleParams, Weights
-from rollstream.rl.policy import Act, State, apply_network, has_action_mask
+from rollstream.rl.policy import Act, State, apply_network, has_action_mask, overridden
 from rollstream.rl.spaces import Observation
 
 Array = Any
@@ -71,7 +71,9 @@ class ActorPolicy:
         return self._sample(outputs, noise, weights["epsilon"], jnp), state
 
     def acts_in_numpy(self, num_envs: int) -> bool:
-        """Whether the network is small enough, and one of ours."""
+        """Whether the network is small enough, and one of ours, and no subclass acts in its own way."""
+        if overridden(self, ActorPolicy, ("step", "outputs"), unless="numpy_step"):
+            return False
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, HeadNetwork, num_envs)
 

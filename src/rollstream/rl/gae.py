@@ -69,7 +69,7 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
 
     def postprocess(weights: Weights, rollout: Rollout) -> Batch:
         columns = rollout.columns
-        inputs = {name: columns[name] for name in _INPUTS}
+        inputs = {name: columns[name] for name in _INPUTS if name in columns}
         final_value = final_values(policy.observation_space, value, weights, rollout)
         estimates = estimate(weights, inputs, rollout.last_observation, final_value)
         return Batch(columns | jax.tree.map(np.asarray, estimates))
@@ -77,7 +77,7 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
     return postprocess
 
 
-_INPUTS = ("observation", "action", "reward", "terminated", "truncated")
+_INPUTS = ("observation", "action", "reward", "terminated", "truncated", "log_prob", "value")
 
 
 def _estimate(
@@ -89,7 +89,10 @@ def _estimate(
     last_observation: Any,
     final_value: Array,
 ) -> dict[str, Array]:
-    log_prob, _, value = policy.evaluate_actions(weights, columns["observation"], columns["action"])
+    if "value" in columns:  # the policy has evaluated its steps
+        log_prob, value = columns["log_prob"], columns["value"]
+    else:
+        log_prob, _, value = policy.evaluate_actions(weights, columns["observation"], columns["action"])
     reward, terminated = columns["reward"], columns["terminated"]
     if policy.normalize_rewards:
         reward = normalize_rewards(reward, weights)

@@ -35,7 +35,7 @@ def _forward(weight: Array, rows: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _backward(residuals: tuple[Array, Array], grads: Array) -> tuple[Array, Array]:
-    """The gradient of the weight sums over rows: transposing first saves 180 of 590 us for 256 x 256 x 256."""
+    """The weight gradient sums over rows: transposing first saves 180 of 590 us for 256 x 256 x 256."""
     weight, rows = residuals
     return lax.optimization_barrier(grads.T) @ rows, grads @ weight
 

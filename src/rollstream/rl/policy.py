@@ -70,6 +70,21 @@ class NumpyPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class EvaluatingPolicy(Protocol):
+    """A policy that can also estimate log probabilities and values while it acts, in one forward pass."""
+
+    def evaluates_steps(self) -> bool:
+        """Whether `evaluated_step` acts like `step`."""
+        ...
+
+    def evaluated_step(
+        self, weights: Weights, observation: Observation, state: State, noise: Any
+    ) -> tuple[Array, State, Array, Array]:
+        """What `step` returns, the log probabilities of the actions, and the values of the observations."""
+        ...
+
+
 class EvaluatedActions(NamedTuple):
     """Log probabilities of actions, entropies of their distributions, and values of the observations."""
 
@@ -141,8 +156,22 @@ class ActorCriticPolicy:
             return self.distribution.mode(outputs), state
         return self.distribution.sample(outputs, noise), state
 
+    def evaluates_steps(self) -> bool:
+        """Unless a subclass acts or evaluates in its own way."""
+        return not overridden(self, ActorCriticPolicy, ("step", "outputs", "evaluate_actions", "value"))
+
+    def evaluated_step(
+        self, weights: Weights, observation: Observation, state: State, noise: Any
+    ) -> tuple[Array, State, Array, Array]:
+        """Sampled actions, the state, log probabilities and values."""
+        outputs, value = self.outputs(weights, observation)
+        action = self.distribution.sample(outputs, noise)
+        return action, state, self.distribution.log_prob(outputs, action), value
+
     def acts_in_numpy(self, num_envs: int) -> bool:
-        """Whether the network is small enough, and one of ours."""
+        """Whether the network is small enough, and one of ours, and no subclass acts in its own way."""
+        if overridden(self, ActorCriticPolicy, ("step", "outputs"), unless="numpy_step"):
+            return False
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, ActorCritic, num_envs)
 
@@ -202,9 +231,7 @@ def custom_policy(
     """A policy of one's own, which normalizes what the config says; an error if it cannot."""
     policy = make(observation_space, action_space)
     own = ("step", "numpy_step", "outputs", "evaluate_actions", "value")
-    normalizes = isinstance(policy, ActorCriticPolicy) and all(
-        getattr(type(policy), method) is getattr(ActorCriticPolicy, method) for method in own
-    )
+    normalizes = isinstance(policy, ActorCriticPolicy) and not overridden(policy, ActorCriticPolicy, own)
     for name in ("normalize_observations", "normalize_rewards"):
         if not getattr(config, name) or getattr(policy, name, False):
             continue
@@ -216,6 +243,13 @@ def custom_policy(
             )
         setattr(policy, name, name == "normalize_rewards" or flat_box_size(observation_space) > 0)
     return policy
+
+
+def overridden(policy: Any, kind: type, methods: tuple[str, ...], unless: str | None = None) -> bool:
+    """Whether a policy's class has one of these methods of its own, and not also the one of `unless`."""
+    names = methods if unless is None else (*methods, unless)
+    own = {name for name in names if getattr(type(policy), name) is not getattr(kind, name)}
+    return bool(own) and unless not in own
 
 
 def require_policy(policy: Any, kind: type, algorithm: str) -> None:

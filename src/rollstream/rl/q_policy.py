@@ -13,7 +13,7 @@ from gymnasium import spaces
 from rollstream.rl.action_distributions import MASKED_LOGIT, Categorical
 from rollstream.rl.networks import QNetwork, acts_in_numpy, q_network, q_outputs
 from rollstream.rl.params import ModuleParams, Weights
-from rollstream.rl.policy import Act, State, apply_network, has_action_mask
+from rollstream.rl.policy import Act, State, apply_network, has_action_mask, overridden
 from rollstream.rl.spaces import Observation, require_action_space
 
 Array = Any
@@ -78,7 +78,9 @@ class QPolicy:
         return self._epsilon_greedy(q_values, noise, weights["epsilon"], jnp), state
 
     def acts_in_numpy(self, num_envs: int) -> bool:
-        """Whether the network is small enough, and one of ours."""
+        """Whether the network is small enough, and one of ours, and no subclass acts in its own way."""
+        if overridden(self, QPolicy, ("step", "outputs", "q_values"), unless="numpy_step"):
+            return False
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, QNetwork, num_envs)
 

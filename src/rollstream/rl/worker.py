@@ -22,7 +22,7 @@ from rollstream.rl.episode_statistics import EpisodeStatistics
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.params import Weights, host_arrays
-from rollstream.rl.policy import Act, NumpyPolicy, Policy
+from rollstream.rl.policy import Act, EvaluatingPolicy, NumpyPolicy, Policy
 from rollstream.rl.rollout import Postprocess, Rollout, replace_reset_steps
 from rollstream.rl.rollout_checks import check_rollout
 from rollstream.rl.spaces import Observation, put, reset_rows, take, zeros
@@ -50,6 +50,8 @@ class WorkerSpec:
     """Given the policy, returns the gradient function, for plans that compute gradients on workers."""
     exploration: Callable[[Weights, int], Weights] | None = None
     """Changes the weights a worker receives, given its index: its epsilon, for instance."""
+    evaluates_steps: bool = False
+    """Record `log_prob` and `value` while acting, where that saves a forward pass: with JAX, not NumPy."""
     seed: int = 0
     clip_rewards: bool = False
     """Clip rewards to their sign; episode returns are of the rewards before clipping."""
@@ -88,11 +90,14 @@ class RolloutWorker:
         self.version = -1
         self._lacks_statistics = False
         maybe_jit = jit if self.policy.jit else lambda function: function
-        self._step = maybe_jit(self.policy.step)
         policy = self.policy
         self._numpy_policy = (
             policy if isinstance(policy, NumpyPolicy) and policy.acts_in_numpy(spec.num_envs) else None
         )
+        step: Any = policy.step
+        if spec.evaluates_steps and isinstance(policy, EvaluatingPolicy) and policy.evaluates_steps():
+            step = policy.evaluated_step
+        self._step = maybe_jit(step)
         self._act: Any = None
         # Small weights travel with each call, which is faster than moving them to the device first.
         self._moves_weights = self.policy.jit and (
@@ -187,15 +192,18 @@ class RolloutWorker:
         mask = np.ones((length, num_envs), bool) if vector.has_reset_steps else None
         noise = self.policy.noise(self._generator, length, num_envs)
         actions: list[np.ndarray[Any, Any]] = []
+        evaluated: list[Any] = []
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
         act, advance, observation, state = self._acting(), vector.step, self.observation, self.state
         write(observations, 0, observation)
         for t in range(length):
-            action, state = act(observation, state, read(noise, t))
+            action, state, *estimates = act(observation, state, read(noise, t))
             action = np.asarray(action)
             actions.append(action)
+            if estimates:
+                evaluated.append(estimates)
             step = advance(action)
             observation = step.observation
             write(observations, t + 1, observation)
@@ -217,6 +225,8 @@ class RolloutWorker:
             terminated=terminated,
             truncated=truncated,
         )
+        if evaluated:
+            columns["log_prob"], columns["value"] = (np.stack(own) for own in zip(*evaluated, strict=True))
         if mask is not None:
             columns["mask"] = mask
         rollout = Rollout(columns, observation, final, self._identity[1], self._after_reset)
