@@ -17,12 +17,15 @@ class NewItems(NamedTuple):
 
     start: Rows
     end: Rows
-    lengths: Array
-    priorities: Array
+    priorities: Array | float
 
     def part(self, index: int, count: int) -> NewItems:
         """`count` of them, from `index` on."""
-        return NewItems(*(array[index : index + count] for array in self))
+        own = slice(index, index + count)
+        given = self.priorities
+        return NewItems(
+            self.start[own], self.end[own], given[own] if isinstance(given, np.ndarray) else given
+        )
 
 
 class Items:
@@ -65,9 +68,12 @@ class Items:
         found = self.keys.take(slots, mode="clip") == keys
         return (slots, found) if np.count_nonzero(found) == len(found) else (slots[found], found)
 
-    def allocate(self, count: int) -> Slots:
+    def allocate(self, count: int) -> Slots | slice:
         """Take free slots."""
         self.size += count
+        if not self._num_free:
+            self._high_water += count
+            return slice(self._high_water - count, self._high_water)
         reused = min(count, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused]
@@ -77,10 +83,14 @@ class Items:
         self._high_water += len(unused)
         return np.concatenate([slots, unused])
 
-    def write(self, slots: Slots, new: NewItems) -> Array:
+    def write(self, slots: Slots | slice, new: NewItems) -> Array:
         """Write items into slots, and return their keys."""
-        count = len(slots)
-        keys = (np.arange(self._next_key, self._next_key + count) << self._slot_bits) | slots
+        count, bits = len(new.start), self._slot_bits
+        if isinstance(slots, slice):
+            first, step = (self._next_key << bits) | slots.start, (1 << bits) + 1
+            keys = np.arange(first, first + count * step, step)
+        else:
+            keys = (np.arange(self._next_key, self._next_key + count) << bits) | slots
         self._next_key += count
         self.keys[slots] = keys
         self.start[slots], self.end[slots] = new.start, new.end

@@ -18,6 +18,9 @@ from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
 
+ANY_LAG = 1 << 62
+"""Of items whose rows may be of any age."""
+
 
 @dataclass(frozen=True)
 class TableInfo:
@@ -79,7 +82,7 @@ class Table:
         remover: Selects items to remove.
         rate_limiter: Decides when inserts and samples are allowed.
         max_times_sampled: Remove items once they have been sampled this often; 0 for no limit.
-        initial_rows: Number of steps to allocate memory for; defaults to `max_size + 1024`.
+        initial_rows: Number of steps to allocate memory for; defaults to `max_size`, and 1/64 or 1024 more.
         seed: Seed of a random remover.
     """
 
@@ -107,7 +110,7 @@ class Table:
             )
         if sampler is remover:
             raise ReplayError("sampler and remover are the same object; create one selector for each")
-        self.storage = StepStorage(signature, max_size + 1024 if initial_rows is None else initial_rows)
+        self.storage = StepStorage(signature, initial_rows or max_size + max(1024, max_size // 64))
         self.fields = dict(fields)
         self.max_size = max_size
         self.max_length = max_length
@@ -120,6 +123,9 @@ class Table:
         """The largest priority so far, and the default for new items."""
         self.unique_samples = 0
         self.stale_updates = 0
+        self._lag = 0  # of the rows of items; see `insert_unchecked`
+        self._num_leaving = 0  # oldest items that are about to be removed
+        self.storage.users.add(self)
         self._generator = np.random.default_rng(seed)
         self._items = Items(max_size + 1)  # one more while the remover selects
         for selector in (sampler, remover):
@@ -161,7 +167,7 @@ class Table:
         if priorities is not None:
             priorities = np.broadcast_to(np.asarray(priorities, np.float64), lengths.shape)
         self.check_insert(len(lengths), priorities)
-        return self.insert_unchecked(start, end, lengths, priorities)
+        return self.insert_unchecked(start, end, priorities, ANY_LAG)
 
     def check_insert(self, count: int, priorities: Array | None = None) -> None:
         """Raise unless `count` items with these priorities may be inserted now."""
@@ -172,14 +178,25 @@ class Table:
                 f"{self.rate_limiter!r} does not allow {count} inserts after {self.rate_limiter.counts()}"
             )
 
-    def insert_unchecked(self, start: Rows, end: Rows, lengths: Array, priorities: Array | None) -> Array:
-        """Insert items that are valid and passed `check_insert`."""
+    def take_rows(self, count: int, num_items: int) -> Rows | slice:
+        """Rows for new steps, some of which `num_items` items will refer to that are inserted next."""
+        self._num_leaving = self.size + num_items - self.max_size
+        rows = self.storage.take(count)
+        self._num_leaving = 0
+        return rows
+
+    def insert_unchecked(self, start: Rows, end: Rows, priorities: Array | None, lag: int) -> Array:
+        """Insert items that are valid and passed `check_insert`.
+
+        None of their rows is older, by more than `lag` rows of the ring, than the first row of any item
+        inserted before.
+        """
         count = len(start)
-        if priorities is None:
-            priorities = filled(count, self.max_priority)
-        else:
+        if lag > self._lag:
+            self._lag = lag
+        if priorities is not None:
             self.max_priority = max(self.max_priority, largest_priority(priorities))
-        new = NewItems(start, end, lengths, priorities)
+        new = NewItems(start, end, self.max_priority if priorities is None else priorities)
         if count <= self.max_size - self.size:
             return self._add(new)
         if not isinstance(self.remover, Fifo):
@@ -191,12 +208,18 @@ class Table:
 
     def _add_and_remove_oldest(self, remover: Fifo, new: NewItems) -> Array:
         """With a FIFO remover, removing before or after inserting is the same."""
-        excess = self.size + len(new.start) - self.max_size
-        if excess == len(new.start):
-            return self._replace(remover.peek(excess), new)
-        if excess > 0:
-            self._remove(remover.peek(excess))
-        return self._add(new)
+        count = len(new.start)
+        room = self.max_size - self.size
+        if room:
+            added = self._add(new.part(0, room))
+            return np.concatenate([added, self._add_and_remove_oldest(remover, new.part(room, count - room))])
+        slots = remover.oldest(count)
+        found = slots.stop - slots.start if isinstance(slots, slice) else count
+        if found == count:
+            return self._replace(slots, new)
+        replaced = self._replace(slots, new.part(0, found))
+        rest = new.part(found, count - found)
+        return np.concatenate([replaced, self._add_and_remove_oldest(remover, rest)])
 
     def _add_and_remove_one(self, new: NewItems) -> Array:
         keys = self._add(new)
@@ -205,24 +228,21 @@ class Table:
         return keys
 
     def _add(self, new: NewItems) -> Array:
-        slots = self._items.allocate(len(new.start))
+        count = len(new.start)
+        slots = self._items.allocate(count)
         keys = self._items.write(slots, new)
-        self.storage.retain(self._rows(new.start, new.end, new.lengths))
         self.sampler.insert(slots, new.priorities)
         self.remover.insert(slots, new.priorities)
-        self.rate_limiter.inserts += len(slots)
+        self.rate_limiter.inserts += count
         return keys
 
-    def _replace(self, slots: Slots, new: NewItems) -> Array:
+    def _replace(self, slots: Slots | slice, new: NewItems) -> Array:
         """Remove and add the same number of items: faster, and what a full table does nearly always."""
-        released = self._rows_in(slots)
         keys = self._items.write(slots, new)
-        self.storage.retain(self._rows(new.start, new.end, new.lengths))
         self.sampler.replace(slots, new.priorities)
         self.remover.replace(slots, new.priorities)
-        self.storage.release(released)
-        self.rate_limiter.inserts += len(slots)
-        self.rate_limiter.deletes += len(slots)
+        self.rate_limiter.inserts += len(keys)
+        self.rate_limiter.deletes += len(keys)
         return keys
 
     # Update and delete -------------------------------------------------------------------------
@@ -261,7 +281,6 @@ class Table:
     def _remove_sampled(self, slots: Slots) -> None:
         """Remove items that the sampler no longer has."""
         self.remover.remove(slots)
-        self.storage.release(self._rows_in(slots))
         self._items.free(slots)
         self.rate_limiter.deletes += len(slots)
 
@@ -312,13 +331,22 @@ class Table:
     def _lengths(self, start: Rows, end: Rows) -> Array:
         return filled(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
 
-    def _rows(self, start: Rows, end: Rows, lengths: Array) -> Rows:
-        """The rows that items refer to."""
+    def used_rows(self) -> Rows:
+        """The rows of all items; see `RowUser`."""
+        slots = self._items.slots()
+        start, end = self._items.start[slots], self._items.end[slots]
+        lengths = self._lengths(start, end)
         return self.storage.window_rows(start, end, lengths, max_length=self.max_length, stack=self.stack)
 
-    def _rows_in(self, slots: Slots) -> Rows:
-        start, end = self._items.start[slots], self._items.end[slots]
-        return self._rows(start, end, self._lengths(start, end))
+    def max_age(self) -> int:
+        """Age of the first row of the oldest item, or somewhat more; see `RowUser`."""
+        leaving = max(self._num_leaving, 0)
+        if leaving >= self.size:
+            return -1
+        if not isinstance(self.remover, Fifo) or self._lag == ANY_LAG:
+            return self.storage.capacity
+        oldest = self._items.start[self.remover.peek(leaving + 1)[-1]]
+        return int(self.storage.ages(oldest)) + self._lag
 
     # State -------------------------------------------------------------------------------------
 
@@ -353,12 +381,15 @@ class Table:
             "max_priority": self.max_priority,
             "unique_samples": self.unique_samples,
             "stale_updates": self.stale_updates,
+            "lag": self._lag,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of a table with the same arguments."""
         self.storage.load_state_dict(state["storage"])
         self._items.load_state_dict(state["items"])
+        self.storage.release(self.used_rows())
+        self._lag = state.get("lag", ANY_LAG)
         for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
             selector.reset(self._items.capacity)
             selector.insert(np.asarray(slots), self._items.priorities[slots])

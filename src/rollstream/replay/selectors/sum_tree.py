@@ -36,7 +36,7 @@ class SumTree:
             count //= self.WIDTH
             self._running.append(np.zeros((count, self.WIDTH)))
         self._cumulative = np.zeros(len(self._sums[-1]) + 1)  # of the top level
-        self._stale: list[Array] = []  # leaves whose parents have to be summed again
+        self._stale: list[Array | slice] = []  # leaves whose parents have to be summed again
         self._num_stale = 0
 
     @property
@@ -45,21 +45,32 @@ class SumTree:
         self._refresh()
         return float(self._cumulative[-1])
 
-    def update(self, leaves: Array, weights: Array | float) -> None:
+    def update(self, leaves: Array | slice, weights: Array | float) -> None:
         """Set weights; sums are updated before the next read."""
         self._sums[0][leaves] = weights
+        last = self._stale[-1] if self._stale else None
+        if not isinstance(leaves, slice):
+            self._num_stale += len(leaves)
+        elif isinstance(last, slice) and last.stop == leaves.start:
+            leaves = slice(self._stale.pop().start, leaves.stop)
         self._stale.append(leaves)
-        self._num_stale += len(leaves)
         if self._num_stale > self.MAX_ROOTS:
             self._refresh()
 
     def _refresh(self) -> None:
         if not self._stale:
             return
-        nodes = self._stale[0] if len(self._stale) == 1 else np.concatenate(self._stale)
+        parents = [
+            np.arange(leaves.start >> self.BITS, (leaves.stop - 1 >> self.BITS) + 1)
+            if isinstance(leaves, slice)
+            else leaves >> self.BITS
+            for leaves in self._stale
+        ]
+        nodes = parents[0] if len(parents) == 1 else np.concatenate(parents)
         self._stale, self._num_stale = [], 0
         for level, running in enumerate(self._running):
-            nodes = nodes >> self.BITS
+            if level:
+                nodes = nodes >> self.BITS
             if nodes.size > 64:  # adjacent children share their parent
                 nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
             children = self._sums[level].reshape(-1, self.WIDTH).take(nodes, axis=0)
