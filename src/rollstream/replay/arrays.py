@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,14 @@ def filled(count: int, value: float, dtype: Any = np.float64) -> Array:
     """`np.full` in half the time, for small arrays: 0.7 us instead of 1.2 us."""
     array = np.empty(count, dtype)
     array.fill(value)
+    return array
+
+
+@lru_cache(maxsize=64)
+def constant(count: int, value: float, dtype: Any = np.float64) -> Array:
+    """A read-only array of equal numbers, the same one each time."""
+    array = filled(count, value, dtype)
+    array.flags.writeable = False
     return array
 
 

@@ -57,7 +57,15 @@ def gather_fields(
     rows_at: dict[Any, Rows] = {"first": start, "next": end}
     padding: Array | None = None
     gathered: dict[str, Array] = {}
+    shared: dict[Any, Array] = {}
     for name, field in fields.items():
+        if field.stack > 1 and max_length == 1 and field.at != "steps":
+            key = (field.column, field.stack)
+            if key not in shared:
+                rows = storage.preceding(end, field.stack + 1)
+                shared[key] = storage.columns[field.column].take(rows, axis=0)
+            gathered[name] = shared[key][:, :-1] if field.at == "first" else shared[key][:, 1:]
+            continue
         if field.at == "steps" and "steps" not in rows_at:
             rows_at["steps"], padding = _step_rows(storage, end, lengths, max_length)
         rows = rows_at[field.at]

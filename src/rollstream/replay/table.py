@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollstream.rate_limiter import RateLimiter
-from rollstream.replay.arrays import Array, filled
+from rollstream.replay.arrays import Array, constant
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields
 from rollstream.replay.items import Items, NewItems
@@ -210,6 +210,8 @@ class Table:
         """With a FIFO remover, removing before or after inserting is the same."""
         count = len(new.start)
         room = self.max_size - self.size
+        if count <= room:
+            return self._add(new)
         if room:
             added = self._add(new.part(0, room))
             return np.concatenate([added, self._add_and_remove_oldest(remover, new.part(room, count - room))])
@@ -329,7 +331,7 @@ class Table:
     # Rows --------------------------------------------------------------------------------------
 
     def _lengths(self, start: Rows, end: Rows) -> Array:
-        return filled(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
+        return constant(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
 
     def used_rows(self) -> Rows:
         """The rows of all items; see `RowUser`."""

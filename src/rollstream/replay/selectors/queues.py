@@ -8,6 +8,9 @@ from rollstream.replay.arrays import Array, as_array, is_rotation
 from rollstream.replay.selectors.base import OrderedSelector, Slots
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class _Queue(OrderedSelector):
     """Items in insertion order, with gaps where items were removed."""
 
@@ -107,11 +110,11 @@ class Fifo(_Queue):
             return np.arange(self._head, self._head + count) % max(self.size, 1)
         if self.size == self._tail - self._head:
             return self._queue[self._head : min(self._head + count, self._tail)].copy()
-        start, found = self._head, []
+        start, found = self._head, [_NONE]
         while count > 0 and start < self._tail:
             stop = min(start + max(count, 64), self._tail)
             slots = self._between(start, stop)[:count]
-            if not found and not len(slots):
+            if len(found) == 1 and not len(slots):
                 self._head = stop
             start, count = stop, count - len(slots)
             found.append(slots)
@@ -135,11 +138,11 @@ class Lifo(_Queue):
         """The newest items, newest first."""
         if self._queue is None:
             self._store_queue()
-        stop, found = self._tail, []
+        stop, found = self._tail, [_NONE]
         while count > 0 and stop > self._head:
             start = max(stop - max(count, 64), self._head)
             slots = self._between(start, stop)[::-1][:count]
-            if not found and not len(slots):
+            if len(found) == 1 and not len(slots):
                 self._tail = start
             stop, count = start, count - len(slots)
             found.append(slots)

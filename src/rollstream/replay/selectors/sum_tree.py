@@ -10,7 +10,7 @@ from rollstream.replay.arrays import Array
 class SumTree:
     """Weights as the leaves of a tree whose nodes hold the sum of their 16 children.
 
-    Each inner node also holds the running sums of its children, so descending one level compares 16 adjacent
+    Each inner node also holds the cumulative sums of its children, so descending one level compares 16 adjacent
     numbers. Sums are always computed from the children: they do not drift, and depend only on the weights.
 
     Args:
@@ -26,7 +26,7 @@ class SumTree:
 
     def __init__(self, capacity: int):
         self._sums: list[Array] = []  # per level, from the leaves up
-        self._running: list[Array] = []  # per inner node, the sum of the children before each child
+        self._running: list[Array] = []  # per inner node, the sum of the children up to each child
         count = capacity
         while True:
             count = -(-count // self.WIDTH) * self.WIDTH
@@ -35,6 +35,7 @@ class SumTree:
                 break
             count //= self.WIDTH
             self._running.append(np.zeros((count, self.WIDTH)))
+        self._children = [sums.reshape(-1, self.WIDTH) for sums in self._sums]
         self._cumulative = np.zeros(len(self._sums[-1]) + 1)  # of the top level
         self._stale: list[Array | slice] = []  # leaves whose parents have to be summed again
         self._num_stale = 0
@@ -73,11 +74,9 @@ class SumTree:
                 nodes = nodes >> self.BITS
             if nodes.size > 64:  # adjacent children share their parent
                 nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
-            children = self._sums[level].reshape(-1, self.WIDTH).take(nodes, axis=0)
-            sums = np.zeros_like(children)
-            children[:, :-1].cumsum(axis=1, out=sums[:, 1:])
+            sums = self._children[level].take(nodes, axis=0).cumsum(axis=1)
             running[nodes] = sums
-            self._sums[level + 1][nodes] = sums[:, -1] + children[:, -1]
+            self._sums[level + 1][nodes] = sums[:, -1]
         self._sums[-1].cumsum(out=self._cumulative[1:])
 
     def sample(self, uniforms: Array) -> tuple[Array, Array]:
@@ -98,20 +97,22 @@ class SumTree:
     def _find(self, targets: Array, *, clip: bool = False) -> Array:
         """The leaf at which the cumulative sum of the weights passes each target.
 
-        At every level, descend to the last child whose running sum is at most the rest of the target. With
-        `clip` the rest stays below the node's sum, so the child has a positive sum, however it was rounded.
+        At every level, descend to the first child whose cumulative sum is above the rest of the target. With
+        `clip` the rest stays below the node's sum, so there is one, and it has a positive sum, however it was
+        rounded.
         """
         if clip:
             targets = np.minimum(targets, np.nextafter(self._cumulative[-1], 0))
         nodes = self._cumulative.searchsorted(targets, side="right") - 1
         np.minimum(nodes, len(self._cumulative) - 2, out=nodes)
         before = self._cumulative.take(nodes)
-        for sums, running in zip(self._sums[:0:-1], self._running[::-1], strict=True):
+        for level in range(len(self._running) - 1, -1, -1):
+            running = self._running[level]
             targets = targets - before
             if clip:
-                targets = np.minimum(targets, np.nextafter(sums.take(nodes), 0))
-            above = running.take(nodes, axis=0) > targets[:, None]
-            # The child before the first one above the target; the last child if none is (argmax 0).
-            nodes = (nodes << self.BITS) + ((above.argmax(axis=1) - 1) & (self.WIDTH - 1))
-            before = running.ravel().take(nodes)
+                targets = np.minimum(targets, np.nextafter(self._sums[level + 1].take(nodes), 0))
+            child = (running.take(nodes, axis=0) > targets[:, None]).argmax(axis=1)
+            nodes = (nodes << self.BITS) + child
+            if level:
+                before = running.ravel().take(nodes - 1, mode="wrap") * (child > 0)
         return nodes
