@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from rollstream.replay.arrays import Array, as_array
@@ -21,10 +23,11 @@ def append_steps(
     storage: StepStorage,
     observations: Signature,
     others: Signature,
+    zeroed: Sequence[str],
     taken: Rows | slice,
     tails: Rows | slice,
-    values: dict[str, Array],
-    last_values: dict[str, Array],
+    values: Mapping[str, Array],
+    last_values: Mapping[str, Array],
     ends: Ends,
     final_observations: FinalObservations,
 ) -> tuple[Rows, Rows]:
@@ -34,6 +37,7 @@ def append_steps(
         storage: The storage.
         observations: The columns of observations.
         others: All other columns.
+        zeroed: Those of them that are 0 in rows without a step.
         taken: Rows for the observation after each step, then for final observations.
         tails: Rows of the first steps.
         values: Columns, `[T, B, ...]`.
@@ -55,15 +59,16 @@ def append_steps(
         column[newest] = last_values[name]
         if count > width:
             column[inner] = values[name][1:].reshape(count - width, *spec.shape)
-    zeros = part(taken, count - width, count + ends.count)
     for name, spec in others.items():
         column, value = storage.columns[name], values[name]
         if consecutive:
             column[tails.start : tails.start + count] = value.reshape(count, *spec.shape)
         else:
             column[tails] = value[0]
-            column[inner] = value[1:].reshape(count - width, *spec.shape)
-        column[zeros] = 0
+            if count > width:
+                column[inner] = value[1:].reshape(count - width, *spec.shape)
+    for name in zeroed:
+        storage.columns[name][part(taken, count - width, count + ends.count)] = 0
     if not ends.count:
         return steps, rows
     after = rows.copy()
@@ -82,8 +87,8 @@ def append_windows(
     others: Signature,
     taken: Rows,
     tails: Rows,
-    values: dict[str, Array],
-    last_values: dict[str, Array],
+    values: Mapping[str, Array],
+    last_values: Mapping[str, Array],
     boundaries: EpisodeBoundaries,
     final_observations: FinalObservations,
     mask: Array | None,

@@ -45,6 +45,7 @@ class Ends(NamedTuple):
 
 
 _MAX_LOOPS = 16
+_FIRST = np.ones((1, 1), np.int64)
 _NONE = np.empty(0, np.int64)
 
 
@@ -56,7 +57,7 @@ def find_ends(
 ) -> Ends:
     """Find where episodes end; as `find_episode_boundaries` without a mask, and faster for few."""
     length, width = values["terminated"].shape
-    index = np.arange(1, length + 1)[:, None]
+    index = np.arange(1, length + 1)[:, None] if length > 1 else _FIRST
     step_ids = first_ids + index
     if not (
         final_observations or np.count_nonzero(values["terminated"]) or np.count_nonzero(values["truncated"])

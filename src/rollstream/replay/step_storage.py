@@ -53,7 +53,7 @@ class StepStorage:
 
     def __init__(self, signature: Signature, capacity: int = 1024):
         self.signature = dict(signature)
-        self.columns = {name: np.empty((capacity, *s.shape), s.dtype) for name, s in self.signature.items()}
+        self.columns = {name: np.zeros((capacity, *s.shape), s.dtype) for name, s in self.signature.items()}
         self.previous = np.empty(capacity, np.int64)
         self.step_ids = np.empty(capacity, np.int64)
         self.capacity = capacity

@@ -173,7 +173,7 @@ class Table:
         """Raise unless `count` items with these priorities may be inserted now."""
         if priorities is not None:
             largest_priority(priorities)
-        if count and not self.can_insert(count):
+        if count and not self.rate_limiter.can_insert(count):
             raise InsertRefused(
                 f"{self.rate_limiter!r} does not allow {count} inserts after {self.rate_limiter.counts()}"
             )

@@ -71,8 +71,16 @@ class Writer:
         self._num_episodes = 0
         self._one_step = isinstance(windowing, Transitions) and self._history_length == 1
         self._specs = [(name, spec.shape, np.dtype(spec.dtype)) for name, spec in signature.items()]
+        self._specs += [(name, (), None) for name in self._not_stored]
+        self._expected: dict[tuple[int, ...], list[Any]] = {}
+        """Names, shapes and dtypes of columns, by T and B."""
+        only = self._observations.get("observation")
+        self._last_spec = None if only is None else (only.shape, np.dtype(only.dtype))
         self._tails: dict[Any, tuple[Array | slice, Array | slice]] = {}
         """Streams that were last written together, and their tails if these are consecutive rows."""
+        used_next = {field.column for field in table.fields.values() if field.at == "next"}
+        self._zeroed = [name for name in self._others if name in used_next]
+        """Columns that are sampled from rows whose step is not yet complete."""
         table.storage.users.add(self)
 
     # Streams -----------------------------------------------------------------------------------
@@ -114,7 +122,7 @@ class Writer:
             unknown = np.full((self._history_length - 1, new), np.nan)
             self._priorities = np.concatenate([self._priorities, unknown], axis=1)
 
-    def _start_streams(self, streams: Array | slice, values: dict[str, Array], width: int) -> Array:
+    def _start_streams(self, streams: Array | slice, values: Mapping[str, Array], width: int) -> Array:
         """Start an episode in those streams that have none; return them."""
         self._add_streams(width if isinstance(streams, slice) else int(streams.max(initial=-1)) + 1)
         if self._num_held[streams].all():
@@ -164,11 +172,18 @@ class Writer:
             priorities: Priorities of the items that start with each step, `[T, B]`, even if a later write
                 completes them; the maximum priority so far by default.
         """
-        values = as_arrays(columns)
-        last_values = as_arrays({"observation": last_observation})
-        shape = chunk_shape(values)
+        shape = self._matching_shape(columns, last_observation)
+        if shape is not None:
+            values, last_values = columns, {"observation": last_observation}
+        else:
+            values, last_values = as_arrays(columns), as_arrays({"observation": last_observation})
+            shape = chunk_shape(values)
+            self._check(values, last_values, shape)
         chosen = slice(0, shape[1]) if streams is None else np.asarray(streams, np.int64)
-        self._check(values, last_values, shape, chosen, mask)
+        if streams is not None and len(streams) != shape[1]:
+            raise ReplayError(f"columns have {shape[1]} streams, but streams has {len(streams)} indices")
+        if mask is not None and mask.shape != shape:
+            raise ReplayError(f"mask has shape {list(mask.shape)}; expected [T, B] = {list(shape)}")
         if shape[0] == 0:
             return _NONE
         if self._one_step and mask is None:
@@ -177,8 +192,8 @@ class Writer:
 
     def _write_transitions(
         self,
-        values: dict[str, Array],
-        last_values: dict[str, Array],
+        values: Mapping[str, Array],
+        last_values: Mapping[str, Array],
         shape: tuple[int, int],
         streams: Array | slice,
         final_observations: FinalObservations,
@@ -209,6 +224,7 @@ class Writer:
             storage,
             self._observations,
             self._others,
+            self._zeroed,
             taken,
             tails,
             values,
@@ -233,8 +249,8 @@ class Writer:
 
     def _write_windows(
         self,
-        values: dict[str, Array],
-        last_values: dict[str, Array],
+        values: Mapping[str, Array],
+        last_values: Mapping[str, Array],
         shape: tuple[int, int],
         chosen: Array | slice,
         final_observations: FinalObservations,
@@ -305,41 +321,35 @@ class Writer:
             largest_priority(own)  # raises if one is invalid
         return np.concatenate([before, own])
 
-    def _check(
-        self,
-        values: dict[str, Array],
-        last_values: dict[str, Array],
-        shape: tuple[int, int],
-        streams: Array | slice,
-        mask: Array | None,
-    ) -> None:
-        if not self._matches(values, last_values, shape):
-            if self._not_stored:
-                values = {name: value for name, value in values.items() if name not in self._not_stored}
-            check_columns(self.table.storage.signature, values, shape)
-            check_columns(self._observations, last_values, shape[1:])
-        if not isinstance(streams, slice) and len(streams) != shape[1]:
-            raise ReplayError(f"columns have {shape[1]} streams, but streams has {len(streams)} indices")
-        if mask is not None and mask.shape != shape:
-            raise ReplayError(f"mask has shape {list(mask.shape)}; expected [T, B] = {list(shape)}")
+    def _check(self, values: dict[str, Array], last_values: dict[str, Array], shape: tuple[int, int]) -> None:
+        if self._not_stored:
+            values = {name: value for name, value in values.items() if name not in self._not_stored}
+        check_columns(self.table.storage.signature, values, shape)
+        check_columns(self._observations, last_values, shape[1:])
 
-    def _matches(
-        self, values: dict[str, Array], last_values: dict[str, Array], shape: tuple[int, int]
-    ) -> bool:
-        """Whether columns match the signature for certain; takes a third of `check_columns`."""
-        if len(values) != len(self._specs) + len(self._not_stored) or len(last_values) != len(
-            self._observations
-        ):
-            return False
-        for name, item_shape, dtype in self._specs:
-            value = values.get(name)
-            if value is None or value.dtype is not dtype or value.shape != shape + item_shape:
-                return False
-        for name, spec in self._observations.items():
-            value = last_values.get(name)
-            if value is None or value.dtype != spec.dtype or value.shape != shape[1:] + spec.shape:
-                return False
-        return True
+    def _matching_shape(self, columns: Mapping[str, Any], last_observation: Any) -> tuple[int, int] | None:
+        """T and B if all columns are arrays that match the signature: the common case, and faster."""
+        last, ends = self._last_spec, columns.get("terminated")
+        if last is None or type(last_observation) is not np.ndarray or type(ends) is not np.ndarray:
+            return None
+        shape = ends.shape
+        expected = self._expected.get(shape)
+        if expected is None:
+            if len(shape) != 2:
+                return None
+            if len(self._expected) > 64:
+                self._expected.clear()
+            expected = [(name, shape + own, dtype) for name, own, dtype in self._specs]
+            self._expected[shape] = expected
+        if len(columns) != len(expected) or last_observation.shape != shape[1:] + last[0]:
+            return None
+        for name, own, dtype in expected:
+            value = columns.get(name)
+            if type(value) is not np.ndarray or value.shape != own:
+                return None
+            if value.dtype is not dtype and dtype is not None:
+                return None
+        return shape if last_observation.dtype is last[1] else None
 
     def _update_history(self, streams: Array | slice, newest: Array, counts: Array) -> None:
         """Hold the rows that future windows need, and no others."""
