@@ -59,6 +59,9 @@ def gather_fields(
     gathered: dict[str, Array] = {}
     shared: dict[Any, Array] = {}
     for name, field in fields.items():
+        if field.stack == 1 and field.at != "steps":
+            gathered[name] = storage.columns[field.column].take(rows_at[field.at], axis=0)
+            continue
         if field.stack > 1 and max_length == 1 and field.at != "steps":
             key = (field.column, field.stack)
             if key not in shared:

@@ -40,10 +40,10 @@ class Items:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.size = 0
-        self.start, self.end = np.empty((2, capacity), np.int64)
-        self.priorities = np.empty(capacity)
-        self.times_sampled = np.zeros(capacity, np.int32)
-        self.keys = np.full(capacity + 1, -1, np.int64)
+        self._records = np.zeros((capacity + 1, 5), np.int64)  # side by side, for they are read together
+        self.start, self.end, self.keys, priorities, self.times_sampled = self._records.T
+        self.priorities = priorities.view(np.float64)
+        self.keys[:capacity] = -1
         self.keys[capacity] = 0  # never matches: keys with an invalid slot are clipped to this entry
         self._slot_bits = capacity.bit_length()
         self._next_key = 0
@@ -54,8 +54,7 @@ class Items:
     @property
     def item_bytes(self) -> int:
         """Memory per item."""
-        arrays = (self.keys, self.start, self.end, self.priorities, self.times_sampled)
-        return sum(array.itemsize for array in arrays)
+        return self._records.shape[1] * self._records.itemsize
 
     def slots(self) -> Slots:
         """The slots in use."""
@@ -65,8 +64,13 @@ class Items:
         """Slots of those items that exist, and a mask of which they are."""
         keys = np.asarray(keys, np.int64)
         slots = keys & ((1 << self._slot_bits) - 1)
-        found = self.keys.take(slots, mode="clip") == keys
+        found = self._records.ravel().take(slots * 5 + 2, mode="clip") == keys  # `take` copies strided arrays
         return (slots, found) if np.count_nonzero(found) == len(found) else (slots[found], found)
+
+    def read(self, slots: Slots) -> tuple[Rows, Rows, Array, Array, Array]:
+        """Start, end, keys, priorities and sample counts of items."""
+        start, end, keys, priorities, times_sampled = self._records.take(slots, axis=0).T.copy()
+        return start, end, keys, priorities.view(np.float64), times_sampled
 
     def allocate(self, count: int) -> Slots | slice:
         """Take free slots."""

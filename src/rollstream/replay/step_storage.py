@@ -18,7 +18,6 @@ STEP_BITS = 32
 """A step id is `episode << STEP_BITS | step`, where `step` counts from 0 at the start of the episode."""
 STEP_MASK = (1 << STEP_BITS) - 1
 ONE = np.int32(1)
-"""`np.add.at` takes 4 us for 1024 indices if the dtypes agree, and 76 us with a Python int."""
 _NONE = np.empty(0, np.int64)
 
 

@@ -13,7 +13,7 @@ from rollstream.replay.arrays import Array, constant
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields
 from rollstream.replay.items import Items, NewItems
-from rollstream.replay.sampling import Sample, draw_items
+from rollstream.replay.sampling import Sample, count_samples, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
@@ -297,33 +297,36 @@ class Table:
         if count < 1:
             raise ReplayError(f"cannot sample {count} items; sample 1 or more")
         draws = None
-        if self.can_sample(count):
+        if self.rate_limiter.can_sample(count):
             draws = draw_items(
                 self.sampler,
                 self._items,
                 count,
                 generator,
-                max_times_sampled=self.max_times_sampled,
-                min_size=self.rate_limiter.min_size,
+                self.max_times_sampled,
+                self.rate_limiter.min_size,
             )
         if draws is None:
             raise SampleRefused(
                 f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
             )
-        items, slots = self._items, draws.slots
-        start, end = items.start.take(slots), items.end.take(slots)
+        start, end, keys, priorities, times_sampled = self._items.read(draws.slots)
+        if draws.times_sampled is not None:
+            times_sampled = draws.times_sampled
+        else:
+            times_sampled = count_samples(self._items, draws.slots, times_sampled)
         lengths = self._lengths(start, end)
         sample = Sample(
-            keys=items.keys.take(slots),
+            keys=keys,
             probabilities=draws.probabilities,
-            priorities=items.priorities.take(slots),
-            times_sampled=draws.times_sampled,
+            priorities=priorities,
+            times_sampled=times_sampled,
             table_sizes=draws.table_sizes,
             lengths=lengths,
             columns=gather_fields(self.storage, self.fields, start, end, lengths, max_length=self.max_length),
         )
         self.rate_limiter.samples += count
-        self.unique_samples += int(np.count_nonzero(draws.times_sampled == 1))
+        self.unique_samples += int(np.count_nonzero(times_sampled == 1))
         if draws.exhausted is not None and draws.exhausted.size:
             self._remove_sampled(draws.exhausted)
         return sample
