@@ -44,6 +44,17 @@ def check_fields(signature: Signature, fields: Mapping[str, Field]) -> None:
             raise SignatureError(f"field {name!r} has stack={field.stack}; set it to 1 or more")
 
 
+def gather_rows(
+    storage: StepStorage, fields: Mapping[str, Field], start: Rows, end: Rows
+) -> dict[str, Array]:
+    """`gather_fields` for windows of one step, without frame stacks."""
+    columns, gathered = storage.columns, {}
+    for name, field in fields.items():
+        rows = columns[field.column].take(end if field.at == "next" else start, axis=0)
+        gathered[name] = rows[:, None] if field.at == "steps" else rows
+    return gathered
+
+
 def gather_fields(
     storage: StepStorage,
     fields: Mapping[str, Field],
@@ -53,15 +64,15 @@ def gather_fields(
     *,
     max_length: int,
 ) -> dict[str, Array]:
-    """Copy the fields of windows out of the storage."""
+    """Copy the fields of windows out of the storage.
+
+    Frame stacks of one-step windows share their frames: both are views of one copy.
+    """
     rows_at: dict[Any, Rows] = {"first": start, "next": end}
     padding: Array | None = None
     gathered: dict[str, Array] = {}
     shared: dict[Any, Array] = {}
     for name, field in fields.items():
-        if field.stack == 1 and field.at != "steps":
-            gathered[name] = storage.columns[field.column].take(rows_at[field.at], axis=0)
-            continue
         if field.stack > 1 and max_length == 1 and field.at != "steps":
             key = (field.column, field.stack)
             if key not in shared:

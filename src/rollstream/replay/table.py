@@ -11,7 +11,7 @@ import numpy as np
 from rollstream.rate_limiter import RateLimiter
 from rollstream.replay.arrays import Array, constant
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
-from rollstream.replay.fields import Field, check_fields, gather_fields
+from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
 from rollstream.replay.sampling import Sample, count_samples, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
@@ -115,6 +115,7 @@ class Table:
         self.max_size = max_size
         self.max_length = max_length
         self.stack = max([field.stack for field in fields.values()], default=1)
+        self._one_step = self.stack == 1 and max_length == 1
         self.sampler = sampler
         self.remover = remover
         self.rate_limiter = rate_limiter
@@ -316,14 +317,14 @@ class Table:
         else:
             times_sampled = count_samples(self._items, draws.slots, times_sampled)
         lengths = self._lengths(start, end)
+        if self._one_step:
+            columns = gather_rows(self.storage, self.fields, start, end)
+        else:
+            columns = gather_fields(
+                self.storage, self.fields, start, end, lengths, max_length=self.max_length
+            )
         sample = Sample(
-            keys=keys,
-            probabilities=draws.probabilities,
-            priorities=priorities,
-            times_sampled=times_sampled,
-            table_sizes=draws.table_sizes,
-            lengths=lengths,
-            columns=gather_fields(self.storage, self.fields, start, end, lengths, max_length=self.max_length),
+            keys, draws.probabilities, priorities, times_sampled, draws.table_sizes, lengths, columns
         )
         self.rate_limiter.samples += count
         self.unique_samples += int(np.count_nonzero(times_sampled == 1))
@@ -408,7 +409,7 @@ def largest_priority(priorities: Array) -> float:
     """Return the largest priority; raise unless all are finite and at least 0."""
     if not priorities.size:
         return 0.0
-    largest = priorities.max()
+    largest = np.maximum.reduce(priorities, axis=None)
     if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
         invalid = priorities[~((priorities >= 0) & (priorities < np.inf))]
         raise ReplayError(f"priorities must be finite and at least 0; got {_listed(invalid)}")

@@ -7,7 +7,6 @@ import numpy as np
 from rollstream.replay.arrays import Array, as_array, is_rotation
 from rollstream.replay.selectors.base import OrderedSelector, Slots
 
-
 _NONE = np.empty(0, np.int64)
 
 
