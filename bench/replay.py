@@ -8,8 +8,8 @@ Samples are copies: NumPy arrays or tensors.
 - `cartpole`: observations of 4 floats, 8 environments; `cheetah`: 17 floats and 6 for actions; 1M items.
 - `frames`: 84 x 84 bytes, stacks of 4, 50,000 items. cpprb also stores each frame once; TorchRL does not.
 
-Inserts are of 1, 8 and 64 steps per environment. cpprb and TorchRL need next observations, and stacked frames;
-both are prepared before the clock starts.
+Inserts are of 1, 8 and 64 steps per environment. cpprb and TorchRL need next observations, and stacked
+frames; both are prepared before the clock starts.
 
     python3 -m venv ~/.cache/peers
     ~/.cache/peers/bin/pip install cpprb torchrl

@@ -49,8 +49,10 @@ def append_steps(
     new, newest = part(taken, 0, count), part(taken, count - width, count)
     rows = as_array(new)
     # In the common case the first steps are right before the rows of this write: the steps are consecutive.
-    consecutive = isinstance(taken, slice) and isinstance(tails, slice) and tails.stop == taken.start
-    steps = rows - width if consecutive else np.concatenate([as_array(tails), rows[:-width]])
+    whole = None
+    if isinstance(taken, slice) and isinstance(tails, slice) and tails.stop == taken.start:
+        whole = slice(tails.start, tails.start + count)
+    steps = rows - width if whole else np.concatenate([as_array(tails), rows[:-width]])
     storage.previous[new] = steps
     storage.step_ids[new] = ends.step_ids.ravel()
     inner = part(taken, 0, count - width)
@@ -61,23 +63,25 @@ def append_steps(
             column[inner] = values[name][1:].reshape(count - width, *spec.shape)
     for name, spec in others.items():
         column, value = storage.columns[name], values[name]
-        if consecutive:
-            column[tails.start : tails.start + count] = value.reshape(count, *spec.shape)
+        if whole:
+            column[whole] = value.reshape(count, *spec.shape)
         else:
             column[tails] = value[0]
             if count > width:
                 column[inner] = value[1:].reshape(count - width, *spec.shape)
     for name in zeroed:
-        storage.columns[name][part(taken, count - width, count + ends.count)] = 0
-    if not ends.count:
+        storage.columns[name][part(taken, count - width, count + ends.num_ended)] = 0
+    if not ends.num_ended:
         return steps, rows
     after = rows.copy()
-    finals = as_array(part(taken, count, count + ends.count))
-    first_rows = rows[ends.index]
+    finals = as_array(part(taken, count, count + ends.num_ended))
+    first_rows = rows[ends.positions]
     storage.previous[first_rows] = first_rows
     storage.step_ids[finals] = ends.final_ids
-    after[ends.index] = finals
-    write_finals(storage, observations, ends.index, width, steps[ends.index], finals, final_observations)
+    after[ends.positions] = finals
+    write_finals(
+        storage, observations, ends.positions, width, steps[ends.positions], finals, final_observations
+    )
     return steps, after
 
 

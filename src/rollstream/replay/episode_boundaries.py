@@ -36,11 +36,11 @@ class Ends(NamedTuple):
 
     step_ids: Array
     """Of the row after each step, `[T, B]`."""
-    index: Array
+    positions: Array
     """Of the steps that end an episode, in the flattened columns."""
     final_ids: Array
     """Step ids of the rows of their final observations."""
-    count: int
+    num_ended: int
     """Their number."""
 
 

@@ -224,7 +224,7 @@ class StepStorage:
             self._grow(count)
         next_row = state.get("next_row")
         is_ring = next_row is not None and count in (next_row, self.capacity)
-        self._free, self._next = (None, next_row) if is_ring else (_NONE, 0)
+        self._free, self._next = None if is_ring else _NONE, int(next_row or 0)
         self._room = 0  # not known
         for name, column in self.columns.items():
             column[:count] = state["columns"][name]

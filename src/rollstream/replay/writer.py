@@ -216,10 +216,10 @@ class Writer:
         except Exception:
             self._abandon(started)
             raise
-        self._num_episodes += ends.count
+        self._num_episodes += ends.num_ended
         oldest = tails.start if isinstance(tails, slice) else None
         lag = int(storage.ages(tails).max() if oldest is None else storage.ages(oldest)) + 1 + 2 * width
-        taken = table.take_rows(count + ends.count, count)
+        taken = table.take_rows(count + ends.num_ended, count)
         first, last = append_steps(
             storage,
             self._observations,

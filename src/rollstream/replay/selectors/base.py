@@ -20,10 +20,13 @@ Slots: TypeAlias = Array
 class Selector(ABC):
     """Selects items of a table. Every table needs its own."""
 
-    item_bytes: int
-    """Memory per item."""
     size: int
     """Number of items."""
+
+    @property
+    @abstractmethod
+    def item_bytes(self) -> int:
+        """Memory per item."""
 
     @abstractmethod
     def reset(self, capacity: int) -> None:

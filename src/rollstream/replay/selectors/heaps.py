@@ -14,8 +14,12 @@ from rollstream.replay.selectors.base import OrderedSelector, Slots
 class _Heap(OrderedSelector):
     """Items by priority, then by the time of their last insert or update, oldest first."""
 
-    item_bytes = 184  # a heap entry is a tuple of three numbers, in up to two places
     sign: ClassVar[float]
+
+    @property
+    def item_bytes(self) -> int:
+        """A heap entry is a tuple of three numbers, in up to two places."""
+        return 184
 
     def reset(self, capacity: int) -> None:
         """An empty heap."""

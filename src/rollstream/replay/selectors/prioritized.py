@@ -20,12 +20,15 @@ class Prioritized(Selector):
         priority_exponent: alpha; 0 is uniform sampling.
     """
 
-    item_bytes = 18
-
     def __init__(self, priority_exponent: float = 1.0):
         if priority_exponent < 0:
             raise ReplayError(f"priority_exponent is {priority_exponent:g}; set it to 0 or more")
         self.priority_exponent = priority_exponent
+
+    @property
+    def item_bytes(self) -> int:
+        """A weight, its share of the sums, and a flag."""
+        return 10
 
     def reset(self, capacity: int) -> None:
         """A tree of zero weights."""

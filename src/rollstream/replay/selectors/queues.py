@@ -18,18 +18,20 @@ class _Queue(OrderedSelector):
         self.size = 0
         self._capacity = capacity
         self._head = self._tail = 0
-        self._queue: Array | None = None
-        """`None` if it is the slots from `_head` to size - 1, then from 0 to `_head`: the items inserted last
-        replaced the oldest ones, and none has been removed otherwise."""
+        self._queue, self._index = _NONE, _NONE
+        self._in_order = True
+        """Whether the queue is the slots from `_head` to size - 1, then from 0 to `_head`: new items only
+        replaced the oldest, and none has been removed otherwise. Then `_queue` is not used."""
 
     @property
     def item_bytes(self) -> int:
         """Two entries of a queue and an index, once items have been removed."""
-        return 0 if self._queue is None else 24
+        return 0 if self._in_order else 24
 
     def _store_queue(self) -> None:
         """Make the queue long enough to be compacted rarely."""
         slots = self.slots()
+        self._in_order = False
         self._queue = np.empty(2 * self._capacity + 64, np.int64)
         self._index = np.full(self._capacity, -1, np.int64)  # of a slot in `_queue`; other entries are gaps
         self._head, self._tail = 0, len(slots)
@@ -38,7 +40,7 @@ class _Queue(OrderedSelector):
 
     def insert(self, slots: Slots | slice, priorities: Array | float) -> None:  # noqa: ARG002
         """Append."""
-        if self._queue is None:
+        if self._in_order:
             if isinstance(slots, slice) and slots.start == self.size and self._head == 0:
                 self.size = slots.stop
                 return
@@ -61,7 +63,7 @@ class _Queue(OrderedSelector):
 
     def slots(self) -> Slots:
         """All items, oldest first."""
-        if self._queue is None:
+        if self._in_order:
             return (np.arange(self.size) + self._head) % max(self.size, 1)
         return self._between(self._head, self._tail)
 
@@ -81,7 +83,7 @@ class Fifo(_Queue):
 
     def remove(self, slots: Slots) -> None:
         """Advance the head if these are the oldest items, otherwise leave gaps."""
-        if self._queue is None:
+        if self._in_order:
             self._store_queue()
         stop = self._head + len(slots)
         if stop <= self._tail and (self._queue[self._head : stop] == slots).all():
@@ -91,20 +93,20 @@ class Fifo(_Queue):
 
     def replace(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Advance the head if these are the oldest items."""
-        if self._queue is None and isinstance(slots, slice) and slots.start == self._head:
+        if self._in_order and isinstance(slots, slice) and slots.start == self._head:
             self._head = slots.stop if slots.stop < self.size else 0
         else:
             super().replace(slots, priorities)
 
     def oldest(self, count: int) -> Slots | slice:
         """The oldest items, oldest first; a slice may be a part of them."""
-        if self._queue is None:
+        if self._in_order:
             return slice(self._head, min(self._head + count, self.size))
         return self.peek(count)
 
     def peek(self, count: int) -> Slots:
         """The oldest items, oldest first."""
-        if self._queue is None:
+        if self._in_order:
             count = min(count, self.size)
             return np.arange(self._head, self._head + count) % max(self.size, 1)
         if self.size == self._tail - self._head:
@@ -125,7 +127,7 @@ class Lifo(_Queue):
 
     def remove(self, slots: Slots) -> None:
         """Move the tail back if these are the newest items, otherwise leave gaps."""
-        if self._queue is None:
+        if self._in_order:
             self._store_queue()
         start = self._tail - len(slots)
         if start >= self._head and (self._queue[start : self._tail] == slots[::-1]).all():
@@ -135,7 +137,7 @@ class Lifo(_Queue):
 
     def peek(self, count: int) -> Slots:
         """The newest items, newest first."""
-        if self._queue is None:
+        if self._in_order:
             self._store_queue()
         stop, found = self._tail, [_NONE]
         while count > 0 and stop > self._head:

@@ -7,6 +7,8 @@ import numpy as np
 from rollstream.replay.arrays import Array, as_array, constant, is_rotation
 from rollstream.replay.selectors.base import Selector, Slots
 
+_NONE = np.empty(0, np.int64)
+
 
 class Uniform(Selector):
     """Every item has the same probability."""
@@ -15,17 +17,18 @@ class Uniform(Selector):
         """Items are stored without gaps, so a random index is a random item."""
         self.size = 0
         self._capacity = capacity
-        self._slots: Array | None = None
-        """`None` if they are 0 to size - 1: no items have been removed."""
+        self._slots, self._index = _NONE, _NONE
+        self._in_order = True
+        """Whether the slots are 0 to size - 1: none has been removed. Then `_slots` is not used."""
 
     @property
     def item_bytes(self) -> int:
         """Two indices, once items have been removed."""
-        return 0 if self._slots is None else 16
+        return 0 if self._in_order else 16
 
     def insert(self, slots: Slots | slice, priorities: Array | float) -> None:  # noqa: ARG002
         """Append."""
-        if self._slots is None:
+        if self._in_order:
             if isinstance(slots, slice) and slots.start == self.size:
                 self.size = slots.stop
                 return
@@ -40,6 +43,7 @@ class Uniform(Selector):
         self.size = stop
 
     def _store_slots(self) -> None:
+        self._in_order = False
         self._slots = np.arange(self._capacity)
         self._index = np.arange(self._capacity)  # of a slot in `_slots`
         self._index[self.size :] = -1
@@ -49,7 +53,7 @@ class Uniform(Selector):
 
     def remove(self, slots: Slots) -> None:
         """Move the last items into the gaps."""
-        if self._slots is None:
+        if self._in_order:
             self._store_slots()
         size = self.size - len(slots)
         index = self._index[slots]
@@ -68,9 +72,9 @@ class Uniform(Selector):
     def select(self, uniforms: Array) -> tuple[Slots, Array]:
         """Any item."""
         index = (uniforms * self.size).astype(np.int64)
-        slots = index if self._slots is None else self._slots.take(index)
+        slots = index if self._in_order else self._slots.take(index)
         return slots, constant(len(uniforms), 1.0 / self.size)
 
     def slots(self) -> Slots:
         """All items in storage order."""
-        return np.arange(self.size) if self._slots is None else self._slots[: self.size].copy()
+        return np.arange(self.size) if self._in_order else self._slots[: self.size].copy()
