@@ -30,7 +30,8 @@ class Sample(NamedTuple):
     lengths: Array
     """Number of steps of each item."""
     columns: dict[str, Array]
-    """The table's fields; copies."""
+    """The table's fields; copies. Frame stacks of one-step items share memory with those of their next
+    observations."""
 
 
 class Draws(NamedTuple):

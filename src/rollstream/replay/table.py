@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,38 +12,15 @@ from rollstream.replay.arrays import Array, constant
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
+from rollstream.replay.priorities import largest_priority, listed
 from rollstream.replay.sampling import Sample, count_samples, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
+from rollstream.replay.table_info import TableInfo
 
 ANY_LAG = 1 << 62
 """Of items whose rows may be of any age."""
-
-
-@dataclass(frozen=True)
-class TableInfo:
-    """Size, memory and counts of a table."""
-
-    size: int
-    """Number of items."""
-    max_size: int
-    episodes: int
-    """Number of episodes with items."""
-    rows: int
-    """Number of steps stored, for items and for streams."""
-    row_bytes: int
-    """Memory of those steps."""
-    index_bytes: int
-    """Memory of everything else: links and reference counts of steps, items, and selectors."""
-    inserts: int
-    samples: int
-    deletes: int
-    """Items removed, for any reason."""
-    unique_samples: int
-    """Items sampled at least once."""
-    stale_updates: int
-    """Priority updates for items that had already been removed."""
 
 
 class Table:
@@ -163,7 +139,7 @@ class Table:
         if lengths.size and not (lengths.min() >= 1 and lengths.max() <= self.max_length):
             raise ReplayError(
                 f"items must be 1 to {self.max_length} consecutive steps of one episode; got lengths "
-                f"{_listed(lengths)}"
+                f"{listed(lengths)}"
             )
         if priorities is not None:
             priorities = np.broadcast_to(np.asarray(priorities, np.float64), lengths.shape)
@@ -351,7 +327,7 @@ class Table:
             return -1
         if not isinstance(self.remover, Fifo) or self._lag == ANY_LAG:
             return self.storage.capacity
-        oldest = self._items.start[self.remover.peek(leaving + 1)[-1]]
+        oldest = self._items.start[self.remover.nth(leaving)]
         return int(self.storage.ages(oldest)) + self._lag
 
     # State -------------------------------------------------------------------------------------
@@ -403,19 +379,3 @@ class Table:
         self._generator.bit_generator.state = state["generator"]
         self.max_priority = float(state["max_priority"])
         self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
-
-
-def largest_priority(priorities: Array) -> float:
-    """Return the largest priority; raise unless all are finite and at least 0."""
-    if not priorities.size:
-        return 0.0
-    largest = np.maximum.reduce(priorities, axis=None)
-    if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
-        invalid = priorities[~((priorities >= 0) & (priorities < np.inf))]
-        raise ReplayError(f"priorities must be finite and at least 0; got {_listed(invalid)}")
-    return float(largest)
-
-
-def _listed(values: Array) -> str:
-    text = ", ".join(f"{value:g}" for value in values[:5])
-    return f"{text}, ..." if len(values) > 5 else text

@@ -18,9 +18,10 @@ from rollstream.replay.episode_boundaries import (
     find_episode_boundaries,
 )
 from rollstream.replay.errors import ReplayError
+from rollstream.replay.priorities import largest_priority
 from rollstream.replay.signature import check_columns
 from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows
-from rollstream.replay.table import Table, largest_priority
+from rollstream.replay.table import Table
 from rollstream.replay.windowing import Transitions, Windowing
 
 _NONE = np.empty(0, np.int64)

@@ -104,6 +104,12 @@ class Fifo(_Queue):
             return slice(self._head, min(self._head + count, self.size))
         return self.peek(count)
 
+    def nth(self, index: int) -> int:
+        """The item before which `index` others would be selected."""
+        if self._in_order:
+            return (self._head + index) % self.size
+        return int(self.peek(index + 1)[-1])
+
     def peek(self, count: int) -> Slots:
         """The oldest items, oldest first."""
         if self._in_order:
