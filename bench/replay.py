@@ -3,8 +3,8 @@
 Each library fills a buffer with the same steps, in its own process and interpreter (`peers/replay_*.py`).
 Then all of them insert, sample, and sample and update priorities in turn, briefly and over several passes.
 Figures are medians of CPU time, so other load on the machine affects all alike. Each library has one thread.
-Samples are copies: NumPy arrays or tensors. Ours of frames are two overlapping views of one copy, 5 frames per
-item; cpprb and TorchRL write two arrays, 8 frames per item, and cpprb writes into the same arrays each time.
+Samples are copies: NumPy arrays or tensors. Ours of frames are two overlapping views of one copy, 5 frames
+per item; cpprb and TorchRL write two arrays, 8 frames per item, and cpprb into the same arrays each time.
 
 - `cartpole`: observations of 4 floats, 8 environments; `cheetah`: 17 floats and 6 for actions; 1M items.
 - `frames`: 84 x 84 bytes, stacks of 4, 50,000 items. cpprb also stores each frame once; TorchRL does not.
