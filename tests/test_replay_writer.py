@@ -34,20 +34,27 @@ from rollstream.replay import (
 )
 
 LENGTH, STACK = 3, 3
+"""Of most tables here."""
 SIGNATURE = {
     "observation": ArraySpec((), np.int64),
     "action": ArraySpec((2,), np.float32),
     "reward": ArraySpec((), np.float64),
     "terminated": ArraySpec((), np.bool_),
 }
-FIELDS = {
-    "observation": Field("observation", "first", stack=STACK),
-    "action": Field("action", "first"),
-    "reward": Field("reward", "steps"),
-    "seen": Field("observation", "steps"),
-    "terminated": Field("terminated", "steps"),
-    "next_observation": Field("observation", "next", stack=STACK),
-}
+
+
+def make_fields(stack: int) -> dict[str, Field]:
+    return {
+        "observation": Field("observation", "first", stack=stack),
+        "action": Field("action", "first"),
+        "reward": Field("reward", "steps"),
+        "seen": Field("observation", "steps"),
+        "terminated": Field("terminated", "steps"),
+        "next_observation": Field("observation", "next", stack=stack),
+    }
+
+
+FIELDS = make_fields(STACK)
 WINDOWINGS: dict[str, Windowing] = {
     "1 step": Transitions(1),
     "2 steps": Transitions(2),
@@ -58,9 +65,19 @@ WINDOWINGS: dict[str, Windowing] = {
     "with gaps": Sequences(2, stride=4),
     "episodes": Episodes(LENGTH),
 }
+ONE_STEP = {"max_length": 1, "stack": 1}
+"""Tables of windows of one step without stacked frames, which take a shorter path."""
+TABLES: dict[str, tuple[Windowing, dict[str, int]]] = {
+    **{name: (windowing, {}) for name, windowing in WINDOWINGS.items()},
+    "1 step, no stack": (Transitions(1), ONE_STEP),
+    "1 step, no stack, longer items allowed": (Transitions(1), {"stack": 1}),
+    "2 steps, no stack": (Transitions(2), {"stack": 1}),
+    "sequences of 1 step": (Sequences(1), ONE_STEP),
+}
+every_table = pytest.mark.parametrize(("windowing", "options"), TABLES.values(), ids=TABLES)
 
 
-def make_table(max_size: int = 1000, **options: Any) -> Table:
+def make_table(max_size: int = 1000, *, stack: int = STACK, **options: Any) -> Table:
     """A FIFO table: sampling `table.size` items returns all of them in order."""
     settings: dict[str, Any] = {
         "max_length": LENGTH,
@@ -70,7 +87,7 @@ def make_table(max_size: int = 1000, **options: Any) -> Table:
     }
     return Table(
         SIGNATURE,
-        FIELDS,
+        make_fields(stack),
         max_size=max_size,
         rate_limiter=MinSize(1),
         initial_rows=4,
@@ -174,23 +191,24 @@ def expected(
     return windows
 
 
-def stacked(stream: int, episode: int, age: int) -> list[int]:
+def stacked(stream: int, episode: int, age: int, stack: int) -> list[int]:
     """The expected frame stack."""
-    return [code(stream, episode, max(0, age - back)) for back in range(STACK - 1, -1, -1)]
+    return [code(stream, episode, max(0, age - back)) for back in range(stack - 1, -1, -1)]
 
 
-def assert_items(sample: Sample, windows: list[tuple[int, int, int, int]], ends: set[Any]) -> None:
+def assert_items(table: Table, windows: list[tuple[int, int, int, int]], ends: set[Any]) -> None:
     """The items have these windows. An unknown final observation may be anything."""
+    sample, stack = items_of(table), table.stack
     assert sample.lengths.tolist() == [length for *_, length in windows]
     for i, (stream, episode, age, length) in enumerate(windows):
         codes = [code(stream, episode, age + step) for step in range(length)]
-        padding = [0] * (LENGTH - length)
-        columns = {name: column[i].tolist() for name, column in sample.columns.items()}
-        assert columns["observation"] == stacked(stream, episode, age)
+        padding = [0] * (table.max_length - length)
+        columns = {name: column[i].ravel().tolist() for name, column in sample.columns.items()}
+        assert columns["observation"] == stacked(stream, episode, age, stack)
         assert columns["action"] == [codes[0], -codes[0]]
         assert columns["seen"] == codes + padding
         assert columns["reward"] == [0.5 * seen for seen in codes] + padding
-        following = stacked(stream, episode, age + length)
+        following = stacked(stream, episode, age + length, stack)
         if columns["terminated"][length - 1] and (stream, episode) not in ends:
             assert columns["next_observation"][:-1] == following[:-1]
         else:
@@ -242,16 +260,16 @@ def experiences(draw: st.DrawFn) -> Experience:
     )
 
 
-@pytest.mark.parametrize("windowing", WINDOWINGS.values(), ids=WINDOWINGS)
+@every_table
 @given(happened=experiences(), data=st.data())
 @settings(max_examples=60)
 def test_items_do_not_depend_on_chunks(
-    windowing: Windowing, happened: Experience, data: st.DataObject
+    windowing: Windowing, options: dict[str, int], happened: Experience, data: st.DataObject
 ) -> None:
     """They are the windows of episodes, and reference counts are right after every write."""
     total = len(happened.columns["reward"])
     chops = data.draw(st.sets(st.integers(1, total - 1)) if total > 1 else st.just(set()))
-    table = make_table()
+    table = make_table(**options)
     writer = Writer(table, windowing)
     saved_at = data.draw(st.sampled_from([0, *chops]))
     for start, stop in zip([0, *sorted(chops)], [*sorted(chops), total], strict=True):
@@ -266,26 +284,27 @@ def test_items_do_not_depend_on_chunks(
     assert table.size == len(windows)
     assert table.info().episodes == len({window[:2] for window in windows})
     if windows:
-        assert_items(items_of(table), windows, known_finals)
+        assert_items(table, windows, known_finals)
     assert_references(table, writer)
     assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only rows of streams are left"
 
 
 def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
-    fresh = make_table(table.max_size)
+    fresh = make_table(table.max_size, stack=table.stack, max_length=table.max_length)
     fresh.load_state_dict(table.state_dict())
     resumed = Writer(fresh, writer.windowing)
     resumed.load_state_dict(writer.state_dict())
     return fresh, resumed
 
 
-@given(
-    happened=experiences(), max_size=st.integers(1, 4), windowing=st.sampled_from(list(WINDOWINGS.values()))
-)
-@settings(max_examples=60)
-def test_rows_of_removed_items_are_freed(happened: Experience, max_size: int, windowing: Windowing) -> None:
+@every_table
+@given(happened=experiences(), max_size=st.integers(1, 4))
+@settings(max_examples=20)
+def test_rows_of_removed_items_are_freed(
+    windowing: Windowing, options: dict[str, int], happened: Experience, max_size: int
+) -> None:
     """Also if an item is inserted and removed within one write."""
-    table = make_table(max_size)
+    table = make_table(max_size, **options)
     writer = Writer(table, windowing)
     for _ in range(3):
         writer.write(**happened.between(0, len(happened.columns["reward"])))
@@ -294,6 +313,52 @@ def test_rows_of_removed_items_are_freed(happened: Experience, max_size: int, wi
     table.delete(table.state_dict()["items"]["keys"])
     assert_references(table, writer)
     assert table.storage.num_used == writer.state_dict()["num_held"].sum(), "only rows of streams are left"
+
+
+@every_table
+@given(seed=st.integers(0, 1000), next_step=st.booleans(), data=st.data())
+@settings(max_examples=15)
+def test_a_full_table_has_the_newest_items(
+    windowing: Windowing, options: dict[str, int], seed: int, next_step: bool, data: st.DataObject
+) -> None:
+    """While rows are reused many times, also where streams are written by turns, and after a restore."""
+    generator = np.random.default_rng(seed)
+    happened = experience(generator.choice([0] * 8 + [1, 2], (150, 4)), next_step=next_step)
+    table = make_table(30, sampler=Uniform(), max_times_sampled=0, **options)
+    writer = Writer(table, windowing)
+    groups = data.draw(st.sampled_from([[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[1], [3, 2, 0]]]))
+    step, start, windows = data.draw(st.sampled_from([1, 3, 20])), 0, []
+    while start < 150:
+        stop = min(start + step, 150)
+        part = happened.between(start, stop)
+        for group in groups:
+            writer.write(
+                {name: column[:, group] for name, column in part["columns"].items()},
+                part["last_observation"][group],
+                [(t, group.index(b), seen) for t, b, seen in part["final_observations"] if b in group],
+                mask=None if part["mask"] is None else part["mask"][:, group],
+                streams=group,
+            )
+            own = [own for own in happened.steps if own[0] < stop and own[1] in group]
+            at = {stream: index for index, stream in enumerate(group)}
+            own.sort(key=lambda one: (one[0], at[one[1]]))
+            new = expected(windowing, own)
+            windows += [window for window in new if window not in windows]
+        if start == 60:
+            fresh = make_table(30, sampler=Uniform(), max_times_sampled=0, **options)
+            fresh.load_state_dict(table.state_dict())
+            state, table, writer = writer.state_dict(), fresh, Writer(fresh, windowing)
+            writer.load_state_dict(state)
+        items = table.state_dict()["items"]
+        order = np.argsort(items["keys"])
+        seen = table.storage.columns["observation"]
+        firsts, nexts = seen[items["start"][order]].tolist(), seen[items["end"][order]].tolist()
+        newest = windows[-30:]
+        assert firsts == [code(stream, episode, age) for stream, episode, age, _ in newest]
+        assert nexts == [code(stream, episode, age + length) for stream, episode, age, length in newest]
+        start = stop
+    assert table.storage.capacity < 250, "rows are reused"
+    assert_references(table, writer)
 
 
 def test_a_reset_stream_starts_a_new_episode() -> None:

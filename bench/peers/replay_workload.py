@@ -113,7 +113,7 @@ def main(make: Callable[..., Competitor]) -> None:
         kind, count = request["kind"], request["count"]
         if kind == "insert":
             if count not in blocks:
-                blocks[count] = competitor.block(count // workload.environments)
+                blocks[count] = competitor.block(count)
             call = partial(competitor.insert, blocks[count])
         elif kind == "sample":
             call = partial(competitor.sample, count)

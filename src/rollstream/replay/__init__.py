@@ -27,7 +27,8 @@ from rollstream.replay.signature import (
     infer_signature,
     unflatten_columns,
 )
-from rollstream.replay.table import Table, TableInfo
+from rollstream.replay.table import Table
+from rollstream.replay.table_info import TableInfo
 from rollstream.replay.windowing import Episodes, Sequences, Transitions, Windowing, Windows
 from rollstream.replay.writer import Writer
 

@@ -15,7 +15,8 @@ from rollstream.replay.fields import Field
 from rollstream.replay.rate_limiters import MinSize
 from rollstream.replay.selectors import Fifo, Prioritized, Uniform
 from rollstream.replay.signature import Signature, unflatten_columns
-from rollstream.replay.table import Table, TableInfo
+from rollstream.replay.table import Table
+from rollstream.replay.table_info import TableInfo
 from rollstream.replay.windowing import Transitions, Windowing
 from rollstream.replay.writer import Writer
 from rollstream.state_codec import serializable

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rollstream.replay.arrays import Array
 from rollstream.replay.errors import ReplayError
+from rollstream.replay.signature import flatten_columns
 from rollstream.replay.step_storage import STEP_BITS
 
 FinalObservations = Sequence[tuple[int, int, Any]]
@@ -30,6 +31,61 @@ class EpisodeBoundaries(NamedTuple):
     """Number of episodes that start."""
 
 
+class Ends(NamedTuple):
+    """Where episodes end within T steps of B streams, all of which are environment steps."""
+
+    step_ids: Array
+    """Of the row after each step, `[T, B]`."""
+    positions: Array
+    """Of the steps that end an episode, in the flattened columns."""
+    final_ids: Array
+    """Step ids of the rows of their final observations."""
+    num_ended: int
+    """Their number."""
+
+
+_MAX_LOOPS = 16
+_FIRST = np.ones((1, 1), np.int64)
+_NONE = np.empty(0, np.int64)
+
+
+def find_ends(
+    values: Mapping[str, Array],
+    first_ids: Array,
+    final_observations: FinalObservations,
+    next_episode: int,
+) -> Ends:
+    """Find where episodes end; as `find_episode_boundaries` without a mask, and faster for few."""
+    length, width = values["terminated"].shape
+    index = np.arange(1, length + 1)[:, None] if length > 1 else _FIRST
+    step_ids = first_ids + index
+    if not (
+        final_observations or np.count_nonzero(values["terminated"]) or np.count_nonzero(values["truncated"])
+    ):
+        return Ends(step_ids, _NONE, _NONE, 0)
+    ended = ended_steps(values)
+    flat = ended.ravel().nonzero()[0]
+    if len(flat) > _MAX_LOOPS:
+        boundaries = find_episode_boundaries(first_ids, ended, None, final_observations, next_episode)
+        return Ends(boundaries.step_ids[1:], flat, boundaries.step_ids.ravel()[flat] + 1, len(flat))
+    _check_finals(ended, final_observations)
+    final_ids = []
+    for number, position in enumerate(flat.tolist(), next_episode):
+        time, stream = divmod(position, width)
+        final_ids.append(int(step_ids[time, stream]))
+        step_ids[time:, stream] = index[: length - time, 0] + ((number << STEP_BITS) - 1)
+    return Ends(step_ids, flat, np.array(final_ids, np.int64), len(final_ids))
+
+
+def _check_finals(ended: Array, final_observations: FinalObservations) -> None:
+    for time, stream, _ in final_observations:
+        if not ended[time, stream]:
+            raise ReplayError(
+                f"final_observations has step {time} of stream {stream}, which does not end an episode; "
+                f"set terminated or truncated there"
+            )
+
+
 def find_episode_boundaries(
     first_ids: Array,
     ended: Array,
@@ -47,12 +103,7 @@ def find_episode_boundaries(
         final_observations: Final observations that are not in the next row.
         next_episode: Number of the next episode.
     """
-    for time, stream, _ in final_observations:
-        if not ended[time, stream]:
-            raise ReplayError(
-                f"final_observations has step {time} of stream {stream}, which does not end an episode; "
-                f"set terminated or truncated there"
-            )
+    _check_finals(ended, final_observations)
     index = np.arange(len(ended) + 1)[:, None]
     if mask is not None:
         ended = ended & mask
@@ -75,3 +126,32 @@ def find_episode_boundaries(
     times, streams = separate.nonzero()
     finals = (times, streams) if times.size else None
     return EpisodeBoundaries(step_ids, starts, ended if any_ended else None, finals, num_started)
+
+
+def as_arrays(columns: Mapping[str, Any]) -> dict[str, Array]:
+    """Columns as flat arrays."""
+    flat: dict[str, Array] = {}
+    for name, value in columns.items():
+        if type(value) is np.ndarray:  # the common case, and fast
+            flat[name] = value
+        else:
+            flat.update((path, np.asarray(leaf)) for path, leaf in flatten_columns({name: value}).items())
+    return flat
+
+
+def chunk_shape(values: Mapping[str, Array]) -> tuple[int, int]:
+    """T and B of columns `[T, B, ...]`."""
+    if "terminated" not in values or "truncated" not in values:
+        raise ReplayError("columns must include 'terminated' and 'truncated', to tell where episodes end")
+    terminated, truncated = values["terminated"], values["truncated"]
+    if terminated.ndim != 2 or terminated.shape != truncated.shape:
+        raise ReplayError(
+            f"'terminated' and 'truncated' must be [T, B], not {list(terminated.shape)} and "
+            f"{list(truncated.shape)}"
+        )
+    return terminated.shape
+
+
+def ended_steps(values: Mapping[str, Array]) -> Array:
+    """Steps that end an episode, `[T, B]`."""
+    return np.logical_or(values["terminated"], values["truncated"])

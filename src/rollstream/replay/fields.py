@@ -44,6 +44,17 @@ def check_fields(signature: Signature, fields: Mapping[str, Field]) -> None:
             raise SignatureError(f"field {name!r} has stack={field.stack}; set it to 1 or more")
 
 
+def gather_rows(
+    storage: StepStorage, fields: Mapping[str, Field], start: Rows, end: Rows
+) -> dict[str, Array]:
+    """`gather_fields` for windows of one step, without frame stacks."""
+    columns, gathered = storage.columns, {}
+    for name, field in fields.items():
+        rows = columns[field.column].take(end if field.at == "next" else start, axis=0)
+        gathered[name] = rows[:, None] if field.at == "steps" else rows
+    return gathered
+
+
 def gather_fields(
     storage: StepStorage,
     fields: Mapping[str, Field],
@@ -53,11 +64,22 @@ def gather_fields(
     *,
     max_length: int,
 ) -> dict[str, Array]:
-    """Copy the fields of windows out of the storage."""
+    """Copy the fields of windows out of the storage.
+
+    Frame stacks of one-step windows share their frames: both are views of one copy.
+    """
     rows_at: dict[Any, Rows] = {"first": start, "next": end}
     padding: Array | None = None
     gathered: dict[str, Array] = {}
+    shared: dict[Any, Array] = {}
     for name, field in fields.items():
+        if field.stack > 1 and max_length == 1 and field.at != "steps":
+            key = (field.column, field.stack)
+            if key not in shared:
+                rows = storage.preceding(end, field.stack + 1)
+                shared[key] = storage.columns[field.column].take(rows, axis=0)
+            gathered[name] = shared[key][:, :-1] if field.at == "first" else shared[key][:, 1:]
+            continue
         if field.at == "steps" and "steps" not in rows_at:
             rows_at["steps"], padding = _step_rows(storage, end, lengths, max_length)
         rows = rows_at[field.at]

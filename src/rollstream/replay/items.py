@@ -17,12 +17,15 @@ class NewItems(NamedTuple):
 
     start: Rows
     end: Rows
-    lengths: Array
-    priorities: Array
+    priorities: Array | float
 
     def part(self, index: int, count: int) -> NewItems:
         """`count` of them, from `index` on."""
-        return NewItems(*(array[index : index + count] for array in self))
+        own = slice(index, index + count)
+        given = self.priorities
+        return NewItems(
+            self.start[own], self.end[own], given[own] if isinstance(given, np.ndarray) else given
+        )
 
 
 class Items:
@@ -37,10 +40,10 @@ class Items:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.size = 0
-        self.start, self.end = np.empty((2, capacity), np.int64)
-        self.priorities = np.empty(capacity)
-        self.times_sampled = np.zeros(capacity, np.int32)
-        self.keys = np.full(capacity + 1, -1, np.int64)
+        self._records = np.zeros((capacity + 1, 5), np.int64)  # side by side, for they are read together
+        self.start, self.end, self.keys, priorities, self.times_sampled = self._records.T
+        self.priorities = priorities.view(np.float64)
+        self.keys[:capacity] = -1
         self.keys[capacity] = 0  # never matches: keys with an invalid slot are clipped to this entry
         self._slot_bits = capacity.bit_length()
         self._next_key = 0
@@ -51,8 +54,7 @@ class Items:
     @property
     def item_bytes(self) -> int:
         """Memory per item."""
-        arrays = (self.keys, self.start, self.end, self.priorities, self.times_sampled)
-        return sum(array.itemsize for array in arrays)
+        return self._records.shape[1] * self._records.itemsize
 
     def slots(self) -> Slots:
         """The slots in use."""
@@ -62,12 +64,20 @@ class Items:
         """Slots of those items that exist, and a mask of which they are."""
         keys = np.asarray(keys, np.int64)
         slots = keys & ((1 << self._slot_bits) - 1)
-        found = self.keys.take(slots, mode="clip") == keys
+        found = self._records.ravel().take(slots * 5 + 2, mode="clip") == keys  # `take` copies strided arrays
         return (slots, found) if np.count_nonzero(found) == len(found) else (slots[found], found)
 
-    def allocate(self, count: int) -> Slots:
+    def read(self, slots: Slots) -> tuple[Rows, Rows, Array, Array, Array]:
+        """Start, end, keys, priorities and sample counts of items."""
+        start, end, keys, priorities, times_sampled = self._records.take(slots, axis=0).T.copy()
+        return start, end, keys, priorities.view(np.float64), times_sampled
+
+    def allocate(self, count: int) -> Slots | slice:
         """Take free slots."""
         self.size += count
+        if not self._num_free:
+            self._high_water += count
+            return slice(self._high_water - count, self._high_water)
         reused = min(count, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused]
@@ -77,10 +87,14 @@ class Items:
         self._high_water += len(unused)
         return np.concatenate([slots, unused])
 
-    def write(self, slots: Slots, new: NewItems) -> Array:
+    def write(self, slots: Slots | slice, new: NewItems) -> Array:
         """Write items into slots, and return their keys."""
-        count = len(slots)
-        keys = (np.arange(self._next_key, self._next_key + count) << self._slot_bits) | slots
+        count, bits = len(new.start), self._slot_bits
+        if isinstance(slots, slice):
+            first, step = (self._next_key << bits) | slots.start, (1 << bits) + 1
+            keys = np.arange(first, first + count * step, step)
+        else:
+            keys = (np.arange(self._next_key, self._next_key + count) << bits) | slots
         self._next_key += count
         self.keys[slots] = keys
         self.start[slots], self.end[slots] = new.start, new.end

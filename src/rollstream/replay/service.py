@@ -16,7 +16,7 @@ from rollstream.engine import Actor, ActorContext, Deadlock, Deferred, Engine
 from rollstream.flow import Context
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
 from rollstream.replay.errors import InsertRefused, ReplayError
-from rollstream.replay.table import TableInfo
+from rollstream.replay.table_info import TableInfo
 
 
 @dataclass

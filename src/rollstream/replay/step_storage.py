@@ -1,13 +1,14 @@
-"""Reference-counted storage of steps: each step is stored once, however many items share it."""
+"""Storage of steps: each step is stored once, however many items share it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
-from rollstream.replay.arrays import Array
+from rollstream.replay.arrays import Array, as_array
 from rollstream.replay.signature import Signature
 
 Rows: TypeAlias = Array
@@ -17,17 +18,32 @@ STEP_BITS = 32
 """A step id is `episode << STEP_BITS | step`, where `step` counts from 0 at the start of the episode."""
 STEP_MASK = (1 << STEP_BITS) - 1
 ONE = np.int32(1)
-"""`np.add.at` takes 4 us for 1024 indices if the dtypes agree, and 76 us with a Python int."""
+_NONE = np.empty(0, np.int64)
+
+
+class RowUser(Protocol):
+    """Whoever refers to rows: a table for its items, a writer for its streams."""
+
+    def used_rows(self) -> Rows:
+        """The rows in use, once per reference."""
+        ...
+
+    def max_age(self) -> int:
+        """An upper bound of the age (see `StepStorage.ages`) of the rows in use; -1 if there are none."""
+        ...
 
 
 class StepStorage:
-    """Rows that hold one step each, with links to the previous step of the episode and a reference count.
+    """Rows that hold one step each, with a link to the previous step of the episode.
 
     `previous` of an episode's first row is that row itself, so walking back repeats the first observation,
-    as frame stacking does. A row without references is free and will be reused.
+    as frame stacking does.
 
-    Columns are allocated up front, and backed by memory as they are written. When rows run out, the capacity
-    grows by half.
+    Rows are a ring: new steps overwrite the oldest, up to the oldest row that is still in use. Where items
+    are not removed in the order of their insertion, the ring comes to a row that stays in use; from then on,
+    the rows that nobody uses are looked for, and reused in any order. When rows run out, the capacity grows.
+
+    Columns are allocated up front, and backed by memory as they are written.
 
     Args:
         signature: The columns of a step.
@@ -36,96 +52,120 @@ class StepStorage:
 
     def __init__(self, signature: Signature, capacity: int = 1024):
         self.signature = dict(signature)
-        self.columns = {name: np.empty((capacity, *s.shape), s.dtype) for name, s in self.signature.items()}
+        self.columns = {name: np.zeros((capacity, *s.shape), s.dtype) for name, s in self.signature.items()}
         self.previous = np.empty(capacity, np.int64)
         self.step_ids = np.empty(capacity, np.int64)
-        self.refcounts = np.zeros(capacity, np.int32)
         self.capacity = capacity
         self.row_bytes = sum(spec.nbytes for spec in self.signature.values())
+        self.users: WeakSet[RowUser] = WeakSet()
         self._high_water = 0  # rows from here on have never been used
-        self._free_rows = np.empty(capacity, np.int64)  # ring buffer, in the order rows became free
-        self._free_head = 0
-        self._num_free = 0
+        self._next = 0  # of the ring
+        self._room = capacity  # rows of the ring from there on that are known to be free
+        self._free: Rows | None = None  # the free rows, once they are no ring
+        self._held: Array | None = None  # references by `allocate`
+
+    @property
+    def refcounts(self) -> Array:
+        """Number of references to each row; takes time proportional to the capacity."""
+        counts = np.zeros(self.capacity, np.int64) if self._held is None else self._held.astype(np.int64)
+        for user in self.users:
+            counts += np.bincount(user.used_rows(), minlength=self.capacity)
+        return counts.astype(np.int32)
 
     @property
     def num_used(self) -> int:
-        """Number of rows with references."""
-        return self._high_water - self._num_free
+        """Number of rows in use; takes time proportional to the capacity."""
+        return int(np.count_nonzero(self._used()))
 
     @property
     def index_bytes(self) -> int:
         """Bytes per row besides the columns."""
-        arrays = (self.previous, self.step_ids, self.refcounts, self._free_rows)
-        return sum(array.itemsize for array in arrays)
+        return self.previous.itemsize + self.step_ids.itemsize
+
+    def _used(self) -> Array:
+        used = np.zeros(self.capacity, bool) if self._held is None else self._held > 0
+        for user in self.users:
+            used[user.used_rows()] = True
+        return used
 
     # Allocation --------------------------------------------------------------------------------
 
-    def allocate(self, count: int) -> Rows:
-        """Take free rows, with one reference each and undefined content."""
-        unused = self.capacity - self._high_water
-        if count > self._num_free + unused:
-            self._grow(self._high_water + count)
-            unused = self.capacity - self._high_water
-        if count <= self._num_free:
-            rows = self._pop_free(count)
-        elif count <= unused:
-            rows = self._take_unused(count)
-        else:
-            rows = np.concatenate([self._take_unused(unused), self._pop_free(count - unused)])
-        self.refcounts[rows] = 1
-        return rows
+    def take(self, count: int) -> Rows | slice:
+        """Take free rows with undefined content; they are free again if nobody uses them by the next call."""
+        if count > self._room:
+            self._find_room(count)
+        self._room -= count
+        if self._free is not None:
+            first = len(self._free) - self._room - count
+            rows = self._free[first : first + count]
+            self._high_water = max(self._high_water, int(rows.max(initial=-1)) + 1)
+            return rows
+        start = self._next if self._next < self.capacity else 0
+        stop = start + count
+        if stop <= self.capacity:
+            self._next = stop
+            if stop > self._high_water:
+                self._high_water = stop
+            return slice(start, stop)
+        self._next, self._high_water = stop - self.capacity, self.capacity
+        return np.arange(start, stop) % self.capacity
 
-    def retain(self, rows: Rows) -> None:
-        """Add a reference to each row; a row may occur several times."""
-        np.add.at(self.refcounts, rows, ONE)
+    def ages(self, rows: Any) -> Any:
+        """Age of rows within the ring: the newest has age 0."""
+        return (self._next - 1 - rows) % self.capacity
+
+    def allocate(self, count: int) -> Rows:
+        """Take free rows with undefined content, and hold a reference to each until `release`."""
+        if count <= self._room:
+            rows = as_array(self.take(count))
+        else:
+            free = np.flatnonzero(~self._used())
+            if len(free) < count:
+                self._grow(self.capacity + count - len(free))
+                free = np.flatnonzero(~self._used())
+            rows, self._room = free[:count], 0
+            self._high_water = max(self._high_water, int(rows.max(initial=-1)) + 1)
+        if self._held is None:
+            self._held = np.zeros(self.capacity, np.int32)
+        self._held[rows] += ONE
+        return rows
 
     def release(self, rows: Rows) -> None:
-        """Drop a reference to each row, and free those without any left."""
-        np.subtract.at(self.refcounts, rows, ONE)
-        free = rows[self.refcounts[rows] == 0]
-        if free.size > 1:  # drop duplicates: `previous` of a free row can be overwritten
-            marks = np.arange(free.size)
-            self.previous[free] = marks
-            free = free[self.previous[free] == marks]
-        if free.size:
-            self._push_free(free)
+        """Drop references of `allocate`, as far as there are any."""
+        if self._held is not None:
+            np.subtract.at(self._held, rows, ONE)
+            np.maximum(self._held, 0, out=self._held)
+            if not self._held.any():
+                self._held = None
 
-    def _take_unused(self, count: int) -> Rows:
-        self._high_water += count
-        return np.arange(self._high_water - count, self._high_water)
-
-    def _pop_free(self, count: int) -> Rows:
-        """The rows that have been free longest: mostly contiguous, as they were at first."""
-        stop = self._free_head + count
-        if stop <= self.capacity:
-            rows = self._free_rows[self._free_head : stop].copy()
+    def _find_room(self, count: int) -> None:
+        if self._free is None:
+            ages = [user.max_age() for user in self.users]
+            if self._held is not None:
+                ages.append(int(self.ages(np.flatnonzero(self._held)).max(initial=-1)))
+            self._room = self.capacity - 1 - max(ages, default=-1)
+            if count <= self._room:
+                return
+        free = np.flatnonzero(~self._used())
+        if len(free) >= count + self.capacity // 128:  # else the next search would come soon
+            self._free, self._room = free, len(free)
         else:
-            stop -= self.capacity
-            rows = np.concatenate([self._free_rows[self._free_head :], self._free_rows[:stop]])
-        self._free_head = stop
-        self._num_free -= count
-        return rows
+            self._grow(self.capacity + max(count, self.capacity // 8))
 
-    def _push_free(self, rows: Rows) -> None:
-        start = (self._free_head + self._num_free) % self.capacity
-        stop = start + rows.size
-        if stop <= self.capacity:
-            self._free_rows[start:stop] = rows
+    def _grow(self, capacity: int) -> None:
+        """Add rows: at the end of the ring if the newest row is last there, else to the free ones."""
+        used = self._used()
+        if self._free is None and not used[self._next :].any():
+            self._room = capacity - self._next
         else:
-            split = self.capacity - start
-            self._free_rows[start:], self._free_rows[: stop - self.capacity] = rows[:split], rows[split:]
-        self._num_free += rows.size
-
-    def _grow(self, at_least: int) -> None:
-        capacity = max(at_least, self.capacity + self.capacity // 2)
-        free = self._pop_free(self._num_free)
+            self._free = np.concatenate([np.flatnonzero(~used), np.arange(self.capacity, capacity)])
+            self._room = len(self._free)
         for name, column in self.columns.items():
             self.columns[name] = _resized(column, capacity)
         self.previous, self.step_ids = _resized(self.previous, capacity), _resized(self.step_ids, capacity)
-        self.refcounts = _resized(self.refcounts, capacity)
-        self._free_rows = np.empty(capacity, np.int64)
-        self.capacity, self._free_head = capacity, 0
-        self._push_free(free)
+        if self._held is not None:
+            self._held = _resized(self._held, capacity)
+        self.capacity = capacity
 
     # Windows -----------------------------------------------------------------------------------
 
@@ -173,21 +213,24 @@ class StepStorage:
             "columns": {name: used(column) for name, column in self.columns.items()},
             "previous": used(self.previous),
             "step_ids": used(self.step_ids),
-            "refcounts": used(self.refcounts),
+            "refcounts": self.refcounts[: self._high_water],
+            "next_row": self._next if self._free is None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows; the capacity grows if needed."""
+        """Restore the rows, with all references as those of `allocate`; the capacity grows if needed."""
         self._high_water = count = len(state["refcounts"])
-        self._free_head = self._num_free = 0
         if count > self.capacity:
             self._grow(count)
+        next_row = state.get("next_row")
+        is_ring = next_row is not None and count in (next_row, self.capacity)
+        self._free, self._next = None if is_ring else _NONE, int(next_row or 0)
+        self._room = 0  # not known
         for name, column in self.columns.items():
             column[:count] = state["columns"][name]
         self.previous[:count], self.step_ids[:count] = state["previous"], state["step_ids"]
-        self.refcounts[:count] = state["refcounts"]
-        self.refcounts[count:] = 0
-        self._push_free(np.flatnonzero(self.refcounts[:count] == 0))
+        self._held = np.zeros(self.capacity, np.int32)
+        self._held[:count] = state["refcounts"]
 
 
 def _resized(array: Array, rows: int) -> Array:

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rollstream.rate_limiter import RateLimiter
-from rollstream.replay.arrays import Array, filled
+from rollstream.replay.arrays import Array, constant
 from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
-from rollstream.replay.fields import Field, check_fields, gather_fields
+from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
-from rollstream.replay.sampling import Sample, draw_items
+from rollstream.replay.priorities import largest_priority, listed
+from rollstream.replay.sampling import Sample, count_samples, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
+from rollstream.replay.table_info import TableInfo
 
-
-@dataclass(frozen=True)
-class TableInfo:
-    """Size, memory and counts of a table."""
-
-    size: int
-    """Number of items."""
-    max_size: int
-    episodes: int
-    """Number of episodes with items."""
-    rows: int
-    """Number of steps stored, for items and for streams."""
-    row_bytes: int
-    """Memory of those steps."""
-    index_bytes: int
-    """Memory of everything else: links and reference counts of steps, items, and selectors."""
-    inserts: int
-    samples: int
-    deletes: int
-    """Items removed, for any reason."""
-    unique_samples: int
-    """Items sampled at least once."""
-    stale_updates: int
-    """Priority updates for items that had already been removed."""
+ANY_LAG = 1 << 62
+"""Of items whose rows may be of any age."""
 
 
 class Table:
@@ -79,7 +58,7 @@ class Table:
         remover: Selects items to remove.
         rate_limiter: Decides when inserts and samples are allowed.
         max_times_sampled: Remove items once they have been sampled this often; 0 for no limit.
-        initial_rows: Number of steps to allocate memory for; defaults to `max_size + 1024`.
+        initial_rows: Number of steps to allocate memory for; defaults to `max_size`, and 1/64 or 1024 more.
         seed: Seed of a random remover.
     """
 
@@ -107,11 +86,12 @@ class Table:
             )
         if sampler is remover:
             raise ReplayError("sampler and remover are the same object; create one selector for each")
-        self.storage = StepStorage(signature, max_size + 1024 if initial_rows is None else initial_rows)
+        self.storage = StepStorage(signature, initial_rows or max_size + max(1024, max_size // 64))
         self.fields = dict(fields)
         self.max_size = max_size
         self.max_length = max_length
         self.stack = max([field.stack for field in fields.values()], default=1)
+        self._one_step = self.stack == 1 and max_length == 1
         self.sampler = sampler
         self.remover = remover
         self.rate_limiter = rate_limiter
@@ -120,6 +100,9 @@ class Table:
         """The largest priority so far, and the default for new items."""
         self.unique_samples = 0
         self.stale_updates = 0
+        self._lag = 0  # of the rows of items; see `insert_unchecked`
+        self._num_leaving = 0  # oldest items that are about to be removed
+        self.storage.users.add(self)
         self._generator = np.random.default_rng(seed)
         self._items = Items(max_size + 1)  # one more while the remover selects
         for selector in (sampler, remover):
@@ -156,30 +139,41 @@ class Table:
         if lengths.size and not (lengths.min() >= 1 and lengths.max() <= self.max_length):
             raise ReplayError(
                 f"items must be 1 to {self.max_length} consecutive steps of one episode; got lengths "
-                f"{_listed(lengths)}"
+                f"{listed(lengths)}"
             )
         if priorities is not None:
             priorities = np.broadcast_to(np.asarray(priorities, np.float64), lengths.shape)
         self.check_insert(len(lengths), priorities)
-        return self.insert_unchecked(start, end, lengths, priorities)
+        return self.insert_unchecked(start, end, priorities, ANY_LAG)
 
     def check_insert(self, count: int, priorities: Array | None = None) -> None:
         """Raise unless `count` items with these priorities may be inserted now."""
         if priorities is not None:
             largest_priority(priorities)
-        if count and not self.can_insert(count):
+        if count and not self.rate_limiter.can_insert(count):
             raise InsertRefused(
                 f"{self.rate_limiter!r} does not allow {count} inserts after {self.rate_limiter.counts()}"
             )
 
-    def insert_unchecked(self, start: Rows, end: Rows, lengths: Array, priorities: Array | None) -> Array:
-        """Insert items that are valid and passed `check_insert`."""
+    def take_rows(self, count: int, num_items: int) -> Rows | slice:
+        """Rows for new steps, some of which `num_items` items will refer to that are inserted next."""
+        self._num_leaving = self.size + num_items - self.max_size
+        rows = self.storage.take(count)
+        self._num_leaving = 0
+        return rows
+
+    def insert_unchecked(self, start: Rows, end: Rows, priorities: Array | None, lag: int) -> Array:
+        """Insert items that are valid and passed `check_insert`.
+
+        None of their rows is older, by more than `lag` rows of the ring, than the first row of any item
+        inserted before.
+        """
         count = len(start)
-        if priorities is None:
-            priorities = filled(count, self.max_priority)
-        else:
+        if lag > self._lag:
+            self._lag = lag
+        if priorities is not None:
             self.max_priority = max(self.max_priority, largest_priority(priorities))
-        new = NewItems(start, end, lengths, priorities)
+        new = NewItems(start, end, self.max_priority if priorities is None else priorities)
         if count <= self.max_size - self.size:
             return self._add(new)
         if not isinstance(self.remover, Fifo):
@@ -191,12 +185,20 @@ class Table:
 
     def _add_and_remove_oldest(self, remover: Fifo, new: NewItems) -> Array:
         """With a FIFO remover, removing before or after inserting is the same."""
-        excess = self.size + len(new.start) - self.max_size
-        if excess == len(new.start):
-            return self._replace(remover.peek(excess), new)
-        if excess > 0:
-            self._remove(remover.peek(excess))
-        return self._add(new)
+        count = len(new.start)
+        room = self.max_size - self.size
+        if count <= room:
+            return self._add(new)
+        if room:
+            added = self._add(new.part(0, room))
+            return np.concatenate([added, self._add_and_remove_oldest(remover, new.part(room, count - room))])
+        slots = remover.oldest(count)
+        found = slots.stop - slots.start if isinstance(slots, slice) else count
+        if found == count:
+            return self._replace(slots, new)
+        replaced = self._replace(slots, new.part(0, found))
+        rest = new.part(found, count - found)
+        return np.concatenate([replaced, self._add_and_remove_oldest(remover, rest)])
 
     def _add_and_remove_one(self, new: NewItems) -> Array:
         keys = self._add(new)
@@ -205,24 +207,21 @@ class Table:
         return keys
 
     def _add(self, new: NewItems) -> Array:
-        slots = self._items.allocate(len(new.start))
+        count = len(new.start)
+        slots = self._items.allocate(count)
         keys = self._items.write(slots, new)
-        self.storage.retain(self._rows(new.start, new.end, new.lengths))
         self.sampler.insert(slots, new.priorities)
         self.remover.insert(slots, new.priorities)
-        self.rate_limiter.inserts += len(slots)
+        self.rate_limiter.inserts += count
         return keys
 
-    def _replace(self, slots: Slots, new: NewItems) -> Array:
+    def _replace(self, slots: Slots | slice, new: NewItems) -> Array:
         """Remove and add the same number of items: faster, and what a full table does nearly always."""
-        released = self._rows_in(slots)
         keys = self._items.write(slots, new)
-        self.storage.retain(self._rows(new.start, new.end, new.lengths))
         self.sampler.replace(slots, new.priorities)
         self.remover.replace(slots, new.priorities)
-        self.storage.release(released)
-        self.rate_limiter.inserts += len(slots)
-        self.rate_limiter.deletes += len(slots)
+        self.rate_limiter.inserts += len(keys)
+        self.rate_limiter.deletes += len(keys)
         return keys
 
     # Update and delete -------------------------------------------------------------------------
@@ -261,7 +260,6 @@ class Table:
     def _remove_sampled(self, slots: Slots) -> None:
         """Remove items that the sampler no longer has."""
         self.remover.remove(slots)
-        self.storage.release(self._rows_in(slots))
         self._items.free(slots)
         self.rate_limiter.deletes += len(slots)
 
@@ -276,33 +274,36 @@ class Table:
         if count < 1:
             raise ReplayError(f"cannot sample {count} items; sample 1 or more")
         draws = None
-        if self.can_sample(count):
+        if self.rate_limiter.can_sample(count):
             draws = draw_items(
                 self.sampler,
                 self._items,
                 count,
                 generator,
-                max_times_sampled=self.max_times_sampled,
-                min_size=self.rate_limiter.min_size,
+                self.max_times_sampled,
+                self.rate_limiter.min_size,
             )
         if draws is None:
             raise SampleRefused(
                 f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
             )
-        items, slots = self._items, draws.slots
-        start, end = items.start.take(slots), items.end.take(slots)
+        start, end, keys, priorities, times_sampled = self._items.read(draws.slots)
+        if draws.times_sampled is not None:
+            times_sampled = draws.times_sampled
+        else:
+            times_sampled = count_samples(self._items, draws.slots, times_sampled)
         lengths = self._lengths(start, end)
+        if self._one_step:
+            columns = gather_rows(self.storage, self.fields, start, end)
+        else:
+            columns = gather_fields(
+                self.storage, self.fields, start, end, lengths, max_length=self.max_length
+            )
         sample = Sample(
-            keys=items.keys.take(slots),
-            probabilities=draws.probabilities,
-            priorities=items.priorities.take(slots),
-            times_sampled=draws.times_sampled,
-            table_sizes=draws.table_sizes,
-            lengths=lengths,
-            columns=gather_fields(self.storage, self.fields, start, end, lengths, max_length=self.max_length),
+            keys, draws.probabilities, priorities, times_sampled, draws.table_sizes, lengths, columns
         )
         self.rate_limiter.samples += count
-        self.unique_samples += int(np.count_nonzero(draws.times_sampled == 1))
+        self.unique_samples += int(np.count_nonzero(times_sampled == 1))
         if draws.exhausted is not None and draws.exhausted.size:
             self._remove_sampled(draws.exhausted)
         return sample
@@ -310,15 +311,24 @@ class Table:
     # Rows --------------------------------------------------------------------------------------
 
     def _lengths(self, start: Rows, end: Rows) -> Array:
-        return filled(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
+        return constant(len(start), 1, np.int64) if self.max_length == 1 else self.storage.lengths(start, end)
 
-    def _rows(self, start: Rows, end: Rows, lengths: Array) -> Rows:
-        """The rows that items refer to."""
+    def used_rows(self) -> Rows:
+        """The rows of all items; see `RowUser`."""
+        slots = self._items.slots()
+        start, end = self._items.start[slots], self._items.end[slots]
+        lengths = self._lengths(start, end)
         return self.storage.window_rows(start, end, lengths, max_length=self.max_length, stack=self.stack)
 
-    def _rows_in(self, slots: Slots) -> Rows:
-        start, end = self._items.start[slots], self._items.end[slots]
-        return self._rows(start, end, self._lengths(start, end))
+    def max_age(self) -> int:
+        """Age of the first row of the oldest item, or somewhat more; see `RowUser`."""
+        leaving = max(self._num_leaving, 0)
+        if leaving >= self.size:
+            return -1
+        if not isinstance(self.remover, Fifo) or self._lag == ANY_LAG:
+            return self.storage.capacity
+        oldest = self._items.start[self.remover.nth(leaving)]
+        return int(self.storage.ages(oldest)) + self._lag
 
     # State -------------------------------------------------------------------------------------
 
@@ -353,12 +363,15 @@ class Table:
             "max_priority": self.max_priority,
             "unique_samples": self.unique_samples,
             "stale_updates": self.stale_updates,
+            "lag": self._lag,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of a table with the same arguments."""
         self.storage.load_state_dict(state["storage"])
         self._items.load_state_dict(state["items"])
+        self.storage.release(self.used_rows())
+        self._lag = state.get("lag", ANY_LAG)
         for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
             selector.reset(self._items.capacity)
             selector.insert(np.asarray(slots), self._items.priorities[slots])
@@ -366,19 +379,3 @@ class Table:
         self._generator.bit_generator.state = state["generator"]
         self.max_priority = float(state["max_priority"])
         self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
-
-
-def largest_priority(priorities: Array) -> float:
-    """Return the largest priority; raise unless all are finite and at least 0."""
-    if not priorities.size:
-        return 0.0
-    largest = priorities.max()
-    if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
-        invalid = priorities[~((priorities >= 0) & (priorities < np.inf))]
-        raise ReplayError(f"priorities must be finite and at least 0; got {_listed(invalid)}")
-    return float(largest)
-
-
-def _listed(values: Array) -> str:
-    text = ", ".join(f"{value:g}" for value in values[:5])
-    return f"{text}, ..." if len(values) > 5 else text

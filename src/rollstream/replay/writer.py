@@ -7,19 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.replay.arrays import Array, as_slice
+from rollstream.replay.appending import append_steps, append_windows, part
+from rollstream.replay.arrays import Array, as_array, as_slice
 from rollstream.replay.episode_boundaries import (
-    EpisodeBoundaries,
     FinalObservations,
+    as_arrays,
+    chunk_shape,
+    ended_steps,
+    find_ends,
     find_episode_boundaries,
 )
 from rollstream.replay.errors import ReplayError
-from rollstream.replay.signature import check_columns, flatten_columns
+from rollstream.replay.priorities import largest_priority
+from rollstream.replay.signature import check_columns
 from rollstream.replay.step_storage import STEP_BITS, STEP_MASK, Rows
-from rollstream.replay.table import Table, largest_priority
-from rollstream.replay.windowing import Windowing
+from rollstream.replay.table import Table
+from rollstream.replay.windowing import Transitions, Windowing
 
 _NONE = np.empty(0, np.int64)
+_UNKNOWN = (None, None)
 
 
 class Writer:
@@ -64,16 +70,49 @@ class Writer:
         self._priorities = np.zeros((self._history_length - 1, 0))
         """Priorities of the items that start with the steps before the tail; NaN if not given."""
         self._num_episodes = 0
+        self._one_step = isinstance(windowing, Transitions) and self._history_length == 1
+        self._specs = [(name, spec.shape, np.dtype(spec.dtype)) for name, spec in signature.items()]
+        self._specs += [(name, (), None) for name in self._not_stored]
+        self._expected: dict[tuple[int, ...], list[Any]] = {}
+        """Names, shapes and dtypes of columns, by T and B."""
+        only = self._observations.get("observation")
+        self._last_spec = None if only is None else (only.shape, np.dtype(only.dtype))
+        self._tails: dict[Any, tuple[Array | slice, Array | slice]] = {}
+        """Streams that were last written together, and their tails if these are consecutive rows."""
+        used_next = {field.column for field in table.fields.values() if field.at == "next"}
+        self._zeroed = [name for name in self._others if name in used_next]
+        """Columns that are sampled from rows whose step is not yet complete."""
+        table.storage.users.add(self)
 
     # Streams -----------------------------------------------------------------------------------
 
     def reset(self, streams: Array | Sequence[int]) -> None:
         """Abandon the current episodes of some streams; their next write starts a new episode."""
+        self._separate(np.asarray(streams, np.int64))
         indices = np.asarray(streams, np.int64)
         self._add_streams(int(indices.max(initial=-1)) + 1)
-        held = np.arange(self._history_length, 0, -1)[:, None] <= self._num_held[indices]
-        self.table.storage.release(self._history[:, indices][held])
         self._num_held[indices] = 0
+
+    def used_rows(self) -> Rows:
+        """The rows that future windows need; see `RowUser`."""
+        self._store_tails()
+        return self._history[np.arange(self._history_length, 0, -1)[:, None] <= self._num_held]
+
+    def max_age(self) -> int:
+        """Age of the oldest of them; see `RowUser`."""
+        return int(self.table.storage.ages(self.used_rows()).max(initial=-1))
+
+    def _store_tails(self) -> None:
+        """Write the tails that are known as slices into the history."""
+        for streams, tails in self._tails.values():
+            self._history[-1, streams] = as_array(tails)
+
+    def _separate(self, streams: Array) -> None:
+        """Forget the slices if some of them are of these streams."""
+        known = [as_array(streams) for streams, _ in self._tails.values()]
+        if known and np.isin(streams, np.concatenate(known)).any():
+            self._store_tails()
+            self._tails.clear()
 
     def _add_streams(self, count: int) -> None:
         new = count - len(self._num_held)
@@ -84,7 +123,7 @@ class Writer:
             unknown = np.full((self._history_length - 1, new), np.nan)
             self._priorities = np.concatenate([self._priorities, unknown], axis=1)
 
-    def _start_streams(self, streams: Array | slice, values: dict[str, Array], width: int) -> Array:
+    def _start_streams(self, streams: Array | slice, values: Mapping[str, Array], width: int) -> Array:
         """Start an episode in those streams that have none; return them."""
         self._add_streams(width if isinstance(streams, slice) else int(streams.max(initial=-1)) + 1)
         if self._num_held[streams].all():
@@ -92,7 +131,7 @@ class Writer:
         indices = np.arange(width) if isinstance(streams, slice) else streams
         new = np.flatnonzero(self._num_held[indices] == 0)
         storage = self.table.storage
-        rows = storage.allocate(len(new))
+        rows = as_array(self.table.take_rows(len(new), 0))
         storage.previous[rows] = rows
         storage.step_ids[rows] = np.arange(self._num_episodes, self._num_episodes + len(new)) << STEP_BITS
         self._num_episodes += len(new)
@@ -134,20 +173,100 @@ class Writer:
             priorities: Priorities of the items that start with each step, `[T, B]`, even if a later write
                 completes them; the maximum priority so far by default.
         """
-        values = _as_arrays(columns)
-        last_values = _as_arrays({"observation": last_observation})
-        ended = _ended(values)
-        length, width = ended.shape
-        chosen = slice(0, width) if streams is None else np.asarray(streams, np.int64)
-        self._check(values, last_values, (length, width), chosen, mask)
-        if length == 0:
+        shape = self._matching_shape(columns, last_observation)
+        if shape is not None:
+            values, last_values = columns, {"observation": last_observation}
+        else:
+            values, last_values = as_arrays(columns), as_arrays({"observation": last_observation})
+            shape = chunk_shape(values)
+            self._check(values, last_values, shape)
+        chosen = slice(0, shape[1]) if streams is None else np.asarray(streams, np.int64)
+        if streams is not None and len(streams) != shape[1]:
+            raise ReplayError(f"columns have {shape[1]} streams, but streams has {len(streams)} indices")
+        if mask is not None and mask.shape != shape:
+            raise ReplayError(f"mask has shape {list(mask.shape)}; expected [T, B] = {list(shape)}")
+        if shape[0] == 0:
             return _NONE
+        if self._one_step and mask is None:
+            return self._write_transitions(values, last_values, shape, chosen, final_observations, priorities)
+        return self._write_windows(values, last_values, shape, chosen, final_observations, mask, priorities)
+
+    def _write_transitions(
+        self,
+        values: Mapping[str, Array],
+        last_values: Mapping[str, Array],
+        shape: tuple[int, int],
+        streams: Array | slice,
+        final_observations: FinalObservations,
+        priorities: Array | float | None,
+    ) -> Array:
+        """Write steps each of which is an item: a window of one step, without stacked frames before it."""
+        table, storage = self.table, self.table.storage
+        count, width = shape[0] * shape[1], shape[1]
+        group = width if isinstance(streams, slice) else streams.tobytes()
+        started, (_, tails) = _NONE, self._tails.get(group, _UNKNOWN)
+        if tails is None:
+            self._separate(as_array(streams))
+            started = self._start_streams(streams, values, width)
+            tails = as_slice(self._history[-1, streams])
+        try:
+            ends = find_ends(values, storage.step_ids[tails], final_observations, self._num_episodes)
+            if priorities is not None:
+                priorities = np.broadcast_to(np.asarray(priorities, np.float64), shape).ravel()
+            table.check_insert(count, priorities)
+        except Exception:
+            self._abandon(started)
+            raise
+        self._num_episodes += ends.num_ended
+        oldest = tails.start if isinstance(tails, slice) else None
+        lag = int(storage.ages(tails).max() if oldest is None else storage.ages(oldest)) + 1 + 2 * width
+        taken = table.take_rows(count + ends.num_ended, count)
+        first, last = append_steps(
+            storage,
+            self._observations,
+            self._others,
+            self._zeroed,
+            taken,
+            tails,
+            values,
+            last_values,
+            ends,
+            final_observations,
+        )
+        keys = table.insert_unchecked(first, last, priorities, lag)
+        tails = part(taken, count - width, count)
+        if isinstance(tails, slice):
+            self._tails[group] = streams, tails
+        else:
+            self._history[-1, streams] = tails
+            self._tails.pop(group, None)
+        return keys
+
+    def _abandon(self, started: Array) -> None:
+        """Undo `_start_streams`."""
+        if started.size:
+            self.reset(started)
+            self._num_episodes -= len(started)
+
+    def _write_windows(
+        self,
+        values: Mapping[str, Array],
+        last_values: Mapping[str, Array],
+        shape: tuple[int, int],
+        chosen: Array | slice,
+        final_observations: FinalObservations,
+        mask: Array | None,
+        priorities: Array | float | None,
+    ) -> Array:
+        """Write steps of which `windowing` makes items."""
+        table, (length, width) = self.table, shape
+        self._separate(as_array(chosen))
         started = self._start_streams(chosen, values, width)
         history = self._history[:, chosen]
         try:
-            first_ids = self.table.storage.step_ids[history[-1]]
+            first_ids = table.storage.step_ids[history[-1]]
             boundaries = find_episode_boundaries(
-                first_ids, ended, mask, final_observations, self._num_episodes
+                first_ids, ended_steps(values), mask, final_observations, self._num_episodes
             )
             counts = (boundaries.step_ids[:-1] & STEP_MASK) + 1
             windows = self.windowing.windows(counts, mask, boundaries.ended)
@@ -157,24 +276,37 @@ class Writer:
             item_priorities = None
             if step_priorities is not None:
                 item_priorities = step_priorities.ravel().take(start_index)
-                item_priorities[np.isnan(item_priorities)] = self.table.max_priority
-            self.table.check_insert(len(index), item_priorities)
+                item_priorities[np.isnan(item_priorities)] = table.max_priority
+            table.check_insert(len(index), item_priorities)
         except Exception:
-            self.reset(started)
-            self._num_episodes -= len(started)
+            self._abandon(started)
             raise
         self._num_episodes += boundaries.num_started
-        rows, final_rows = self._append(
-            boundaries, history[-1], values, last_values, final_observations, mask
+        held = np.arange(self._history_length, 0, -1)[:, None] <= self._num_held[chosen]
+        oldest = int((table.storage.ages(history) * held).max(initial=0)) + 1
+        lag = oldest + (self._history_length + 1) * width
+        num_finals = 0 if boundaries.finals is None else len(boundaries.finals[0])
+        taken = as_array(table.take_rows(length * width + num_finals, len(index)))
+        rows, final_rows = append_windows(
+            table.storage,
+            self._observations,
+            self._others,
+            taken,
+            history[-1],
+            values,
+            last_values,
+            boundaries,
+            final_observations,
+            mask,
         )
         newest = np.concatenate([history, rows])
         start = newest.ravel().take(start_index)
         if boundaries.finals is not None:
             rows[boundaries.finals] = final_rows  # the row after the last step of an episode
-        keys = self.table.insert_unchecked(start, rows.ravel().take(index), windows.lengths, item_priorities)
+        keys = table.insert_unchecked(start, rows.ravel().take(index), item_priorities, lag)
         if step_priorities is not None:
             self._priorities[:, chosen] = step_priorities[length:]
-        self._update_history(chosen, newest, final_rows, boundaries.step_ids[-1] & STEP_MASK)
+        self._update_history(chosen, newest, boundaries.step_ids[-1] & STEP_MASK)
         return keys
 
     def _step_priorities(
@@ -190,105 +322,47 @@ class Writer:
             largest_priority(own)  # raises if one is invalid
         return np.concatenate([before, own])
 
-    def _check(
-        self,
-        values: dict[str, Array],
-        last_values: dict[str, Array],
-        shape: tuple[int, int],
-        streams: Array | slice,
-        mask: Array | None,
-    ) -> None:
+    def _check(self, values: dict[str, Array], last_values: dict[str, Array], shape: tuple[int, int]) -> None:
         if self._not_stored:
             values = {name: value for name, value in values.items() if name not in self._not_stored}
         check_columns(self.table.storage.signature, values, shape)
         check_columns(self._observations, last_values, shape[1:])
-        if not isinstance(streams, slice) and len(streams) != shape[1]:
-            raise ReplayError(f"columns have {shape[1]} streams, but streams has {len(streams)} indices")
-        if mask is not None and mask.shape != shape:
-            raise ReplayError(f"mask has shape {list(mask.shape)}; expected [T, B] = {list(shape)}")
 
-    def _append(
-        self,
-        boundaries: EpisodeBoundaries,
-        tails: Rows,
-        values: dict[str, Array],
-        last_values: dict[str, Array],
-        final_observations: FinalObservations,
-        mask: Array | None,
-    ) -> tuple[Array, Rows]:
-        """Append a row for the observation after each step, `[T, B]`, and for separate final observations."""
-        storage = self.table.storage
-        length, width = boundaries.step_ids.shape[0] - 1, boundaries.step_ids.shape[1]
-        count = length * width
-        num_finals = 0 if boundaries.finals is None else len(boundaries.finals[0])
-        allocated = storage.allocate(count + num_finals)
-        new, final_rows = allocated[:count], allocated[count:]
-        rows = new.reshape(length, width)
-        step_rows = np.concatenate([tails[None], rows[:-1]])
-        if boundaries.starts is None:
-            storage.previous[new] = step_rows.ravel()
-        else:
-            storage.previous[new] = np.where(boundaries.starts, rows, step_rows).ravel()
-        storage.step_ids[new] = boundaries.step_ids[1:].ravel()
-        inner, newest = as_slice(new[: count - width]), new[count - width :]
-        for name, spec in self._observations.items():
-            column = storage.columns[name]
-            if length > 1:
-                column[inner] = values[name][1:].reshape(-1, *spec.shape)
-            column[newest] = last_values[name]
-        if boundaries.finals is not None:
-            self._write_finals(boundaries, step_rows, final_rows, final_observations)
-            newest = allocated[count - width :]
-        for name, spec in self._others.items():
-            column, value = storage.columns[name], values[name]
-            column[tails] = value[0]
-            if length > 1:
-                column[inner] = value[1:].reshape(-1, *spec.shape)
-            column[newest] = 0
-            if mask is not None and boundaries.starts is not None:
-                column[step_rows[~mask]] = 0
-        return rows, final_rows
+    def _matching_shape(self, columns: Mapping[str, Any], last_observation: Any) -> tuple[int, int] | None:
+        """T and B if all columns are arrays that match the signature: the common case, and faster."""
+        last, ends = self._last_spec, columns.get("terminated")
+        if last is None or type(last_observation) is not np.ndarray or type(ends) is not np.ndarray:
+            return None
+        shape = ends.shape
+        expected = self._expected.get(shape)
+        if expected is None:
+            if len(shape) != 2:
+                return None
+            if len(self._expected) > 64:
+                self._expected.clear()
+            expected = [(name, shape + own, dtype) for name, own, dtype in self._specs]
+            self._expected[shape] = expected
+        if len(columns) != len(expected) or last_observation.shape != shape[1:] + last[0]:
+            return None
+        for name, own, dtype in expected:
+            value = columns.get(name)
+            if type(value) is not np.ndarray or value.shape != own:
+                return None
+            if value.dtype is not dtype and dtype is not None:
+                return None
+        return shape if last_observation.dtype is last[1] else None
 
-    def _write_finals(
-        self,
-        boundaries: EpisodeBoundaries,
-        step_rows: Array,
-        final_rows: Rows,
-        final_observations: FinalObservations,
-    ) -> None:
-        """Write final observations; a missing one is a copy of the observation before it, and never used."""
-        assert boundaries.finals is not None
-        storage = self.table.storage
-        before = step_rows[boundaries.finals]
-        storage.previous[final_rows] = before
-        storage.step_ids[final_rows] = boundaries.step_ids[boundaries.finals] + 1
-        for name in self._observations:
-            storage.columns[name][final_rows] = storage.columns[name][before]
-        if final_observations:
-            times, streams = (index.tolist() for index in boundaries.finals)
-            row_at = dict(zip(zip(times, streams, strict=True), final_rows.tolist(), strict=True))
-            for time, stream, observation in final_observations:
-                for name, value in flatten_columns({"observation": observation}).items():
-                    storage.columns[name][row_at[time, stream]] = value
-
-    def _update_history(self, streams: Array | slice, newest: Array, final_rows: Rows, counts: Array) -> None:
-        """Hold references to the rows that future windows need, and to no others."""
-        if self._history_length == 1:
-            released = newest[:-1].ravel()
-        else:
-            needed = counts - self.windowing.next_start(counts) + self.table.stack
-            needed = np.minimum(np.maximum(needed, 1), counts + 1)
-            distance = np.arange(len(newest) - 1, -1, -1)[:, None]
-            held = distance < self._num_held[streams] + (len(newest) - self._history_length)
-            released = newest[held & (distance >= needed)]
-            self._num_held[streams] = needed
-        self.table.storage.release(np.concatenate([released, final_rows]) if final_rows.size else released)
+    def _update_history(self, streams: Array | slice, newest: Array, counts: Array) -> None:
+        """Hold the rows that future windows need, and no others."""
+        needed = counts - self.windowing.next_start(counts) + self.table.stack
+        self._num_held[streams] = np.minimum(np.maximum(needed, 1), counts + 1)
         self._history[:, streams] = newest[-self._history_length :]
 
     # State -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The streams' newest rows; their content is in the table's state."""
+        self._store_tails()
         return {
             "history": self._history.copy(),
             "num_held": self._num_held.copy(),
@@ -301,25 +375,5 @@ class Writer:
         self._history, self._num_held = np.array(state["history"]), np.array(state["num_held"])
         self._priorities = np.array(state["priorities"])
         self._num_episodes = int(state["num_episodes"])
-
-
-def _as_arrays(columns: Mapping[str, Any]) -> dict[str, Array]:
-    flat: dict[str, Array] = {}
-    for name, value in columns.items():
-        if type(value) is np.ndarray:  # the common case, and fast
-            flat[name] = value
-        else:
-            flat.update((path, np.asarray(leaf)) for path, leaf in flatten_columns({name: value}).items())
-    return flat
-
-
-def _ended(values: dict[str, Array]) -> Array:
-    if "terminated" not in values or "truncated" not in values:
-        raise ReplayError("columns must include 'terminated' and 'truncated', to tell where episodes end")
-    terminated, truncated = values["terminated"], values["truncated"]
-    if terminated.ndim != 2 or terminated.shape != truncated.shape:
-        raise ReplayError(
-            f"'terminated' and 'truncated' must be [T, B], not {list(terminated.shape)} and "
-            f"{list(truncated.shape)}"
-        )
-    return np.logical_or(terminated, truncated)
+        self._tails.clear()
+        self.table.storage.release(self.used_rows())

@@ -7,30 +7,33 @@ items at once returns what n selections in a row would.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from rollstream.replay.arrays import Array
+from rollstream.replay.arrays import Array, as_array
 
 Slots: TypeAlias = Array
-"""Slot indices."""
+"""Slot indices. Where consecutive slots may be a slice, the type says so: most are, and slices are faster."""
 
 
 class Selector(ABC):
     """Selects items of a table. Every table needs its own."""
 
-    item_bytes: ClassVar[int]
-    """Memory per item."""
     size: int
     """Number of items."""
+
+    @property
+    @abstractmethod
+    def item_bytes(self) -> int:
+        """Memory per item."""
 
     @abstractmethod
     def reset(self, capacity: int) -> None:
         """Drop all items and make room for slots below `capacity`."""
 
     @abstractmethod
-    def insert(self, slots: Slots, priorities: Array) -> None:
+    def insert(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Add items."""
 
     @abstractmethod
@@ -41,9 +44,9 @@ class Selector(ABC):
     def remove(self, slots: Slots) -> None:
         """Remove items; the slots are distinct."""
 
-    def replace(self, slots: Slots, priorities: Array) -> None:
+    def replace(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Remove items and add new ones in the same slots."""
-        self.remove(slots)
+        self.remove(as_array(slots))
         self.insert(slots, priorities)
 
     @abstractmethod

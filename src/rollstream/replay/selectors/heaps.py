@@ -7,15 +7,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollstream.replay.arrays import Array
+from rollstream.replay.arrays import Array, as_array
 from rollstream.replay.selectors.base import OrderedSelector, Slots
 
 
 class _Heap(OrderedSelector):
     """Items by priority, then by the time of their last insert or update, oldest first."""
 
-    item_bytes = 184  # a heap entry is a tuple of three numbers, in up to two places
     sign: ClassVar[float]
+
+    @property
+    def item_bytes(self) -> int:
+        """A heap entry is a tuple of three numbers, in up to two places."""
+        return 184
 
     def reset(self, capacity: int) -> None:
         """An empty heap."""
@@ -24,10 +28,11 @@ class _Heap(OrderedSelector):
         self._versions = [-1] * capacity  # of each item's current entry
         self._version = 0
 
-    def insert(self, slots: Slots, priorities: Array) -> None:
+    def insert(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Push entries."""
+        slots = as_array(slots)
         self.size += len(slots)
-        self.update(slots, priorities)
+        self.update(slots, np.broadcast_to(priorities, slots.shape))
 
     def update(self, slots: Slots, priorities: Array) -> None:
         """Push new entries; the old ones are outdated."""

@@ -20,12 +20,15 @@ class Prioritized(Selector):
         priority_exponent: alpha; 0 is uniform sampling.
     """
 
-    item_bytes = 18
-
     def __init__(self, priority_exponent: float = 1.0):
         if priority_exponent < 0:
             raise ReplayError(f"priority_exponent is {priority_exponent:g}; set it to 0 or more")
         self.priority_exponent = priority_exponent
+
+    @property
+    def item_bytes(self) -> int:
+        """A weight, its share of the sums, and a flag."""
+        return 10
 
     def reset(self, capacity: int) -> None:
         """A tree of zero weights."""
@@ -33,20 +36,20 @@ class Prioritized(Selector):
         self._present = np.zeros(capacity, bool)
         self._tree = SumTree(capacity)
 
-    def insert(self, slots: Slots, priorities: Array) -> None:
+    def insert(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Set weights."""
-        self.size += len(slots)
+        self.size += slots.stop - slots.start if isinstance(slots, slice) else len(slots)
         self._present[slots] = True
         self.update(slots, priorities)
 
-    def update(self, slots: Slots, priorities: Array) -> None:
+    def update(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Set weights."""
         if self.priority_exponent == 1:
             weights = priorities
         elif self.priority_exponent == 0:
-            weights = np.not_equal(priorities, 0).astype(np.float64)
+            weights = np.not_equal(priorities, 0)
         else:
-            weights = np.power(priorities, self.priority_exponent)
+            weights = priorities**self.priority_exponent
         self._tree.update(slots, weights)
 
     def remove(self, slots: Slots) -> None:
@@ -55,7 +58,7 @@ class Prioritized(Selector):
         self._present[slots] = False
         self._tree.update(slots, 0.0)
 
-    def replace(self, slots: Slots, priorities: Array) -> None:
+    def replace(self, slots: Slots | slice, priorities: Array | float) -> None:
         """Set weights."""
         self.update(slots, priorities)
 
