@@ -20,10 +20,12 @@ class Case:
     hidden: tuple[int, int]
     batch_size: int
     update_every: int
-    """Steps from one update to the next."""
+    """Steps between updates."""
     learning_rate: float
     steps: int
     """Against the clock."""
+    updates: int = 1
+    """Updates each time."""
     buffer_size: int = 100_000
     learning_starts: int = 100
     warm_up: int = 400
@@ -39,7 +41,9 @@ CASES = {
     "sac": Case("Pendulum-v1", (256, 256), 256, 1, 3e-4, 1_000),
     "td3": Case("Pendulum-v1", (256, 256), 256, 1, 1e-3, 1_000),
     "dqn": Case("CartPole-v1", (64, 64), 32, 4, 1e-4, 20_000),
+    "sac-utd8": Case("Pendulum-v1", (256, 256), 256, 1, 3e-4, 200, updates=8, warm_up=200),
 }
+"""By algorithm; `sac-utd8` has 8 updates per step."""
 
 
 def chosen(description: str | None) -> tuple[str, Case, argparse.Namespace]:

@@ -11,6 +11,7 @@ import off_policy_cases
 import rollstream as rs
 from rollstream.algos import algorithm as named
 from rollstream.rl.algorithm import Task
+from rollstream.rl.batch import Columns
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
 
@@ -18,24 +19,27 @@ from rollstream.rl.learner import Learner
 def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any]) -> None:
     """The compiled update by itself, again and again on one batch."""
     observations, actions = spaces
-    seen = np.stack([observations.sample() for _ in range(case.batch_size)]).clip(-3, 3)
+    count = case.batch_size * case.updates
+    seen = np.stack([observations.sample() for _ in range(count)]).clip(-3, 3)
     rows = {
         "observation": seen,
         "next_observation": seen,
-        "action": np.stack([actions.sample() for _ in range(case.batch_size)]),
-        "reward": np.ones((case.batch_size, 1), np.float32),
-        "terminated": np.zeros((case.batch_size, 1), bool),
-        "length": np.ones(case.batch_size, np.float32),
-        "relative_probability": np.ones(case.batch_size, np.float32),
+        "action": np.stack([actions.sample() for _ in range(count)]),
+        "reward": np.ones((count, 1), np.float32),
+        "terminated": np.zeros((count, 1), bool),
+        "length": np.ones(count, np.float32),
+        "relative_probability": np.ones(count, np.float32),
     }
 
     def train(steps: int) -> None:
+        learner.train(Columns(rows), 0, updates=case.updates)
         schedules = {name: np.float32(value) for name, value in learner._schedules(0.0).items()}
-        noise = () if learner._random_inputs is None else learner._random_inputs(np.random.default_rng(0))
-        weights, state = learner.weights, learner.state
-        assert learner._update is not None
+        noise = learner._draw_inputs(case.updates)
+        weights, state, finite = learner.weights, learner.state, np.float32(1)
         for _ in range(steps // case.update_every):
-            weights, state, _ = learner._update(weights, state, rows, noise, schedules)
+            weights, state, finite, _ = learner._compiled[case.updates](
+                weights, state, finite, Columns(rows), noise, schedules
+            )
         jax.block_until_ready(weights)
 
     off_policy_cases.report(case, train)
@@ -43,7 +47,7 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
 
 def main() -> None:
     name, case, options = off_policy_cases.chosen(__doc__)
-    algorithm = named(name)
+    algorithm = named(name.partition("-")[0])
     own: dict[str, Any] = {"tau": case.tau}
     if name == "dqn":
         own = {
@@ -59,6 +63,7 @@ def main() -> None:
         learning_rate=case.learning_rate,
         gamma=case.discount,
         rollout_length=case.update_every,
+        utd_ratio=case.updates / case.update_every,
         report_every=100,
         **own,
     )

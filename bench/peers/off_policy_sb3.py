@@ -19,7 +19,7 @@ def model(library: Any, algorithm: str, case: off_policy_cases.Case, **more: Any
             "exploration_final_eps": case.final_epsilon,
         }
     )
-    return getattr(library, algorithm.upper())(
+    return getattr(library, algorithm.partition("-")[0].upper())(
         "MlpPolicy",
         case.environment,
         learning_rate=case.learning_rate,
@@ -28,7 +28,7 @@ def model(library: Any, algorithm: str, case: off_policy_cases.Case, **more: Any
         batch_size=case.batch_size,
         gamma=case.discount,
         train_freq=case.update_every,
-        gradient_steps=1,
+        gradient_steps=case.updates,
         policy_kwargs={"net_arch": list(case.hidden)},
         seed=0,
         verbose=0,
