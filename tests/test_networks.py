@@ -1,5 +1,6 @@
 """Layers compute what they say, whichever way."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ from gymnasium import spaces
 
 from rollstream.rl.action_distributions import Categorical
 from rollstream.rl.initializers import orthogonal, orthonormal_columns
+from rollstream.rl.matrix_products import product
 from rollstream.rl.networks import CNN, Convolution, actor_critic, head_network, q_network
+from rollstream.rl.params import host_arrays
 from rollstream.rl.policy import ActorCriticPolicy
 
 
@@ -115,3 +118,43 @@ def test_images_go_from_the_convolutions_to_the_heads() -> None:
     assert (
         len(head_network(image, 1, random, action_size=2).body.layers) == 2
     )  # Q is not linear in the action
+
+
+def test_weights_leave_an_accelerator_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {
+        "network.weight": jnp.arange(6, dtype=jnp.float32).reshape(2, 3),
+        "observation.count": jnp.float32(7),
+        "epsilon": np.full((2, 1), 0.5, np.float32),
+    }
+    expected = {name: np.asarray(value) for name, value in weights.items()}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = host_arrays(weights)
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert isinstance(found[name], np.ndarray)
+        assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_gradients_of_products_over_a_batch(order: int) -> None:
+    """Also those of gradients, and of weights that are a batch themselves."""
+    random = np.random.default_rng(2)
+    weight, rows = random.normal(size=(5, 3)), random.normal(size=(7, 3))
+
+    def loss(multiply: Any, weight: Any, rows: Any) -> Any:
+        return jnp.sum(jnp.sin(jax.vmap(multiply, (None, 0))(weight, rows)))
+
+    def derived(multiply: Any) -> Any:
+        first = jax.grad(partial(loss, multiply), argnums=(0, 1))
+        if order == 1:
+            return first(weight, rows)
+        return jax.grad(lambda *own: sum(jnp.sum(grad**3) for grad in first(*own)), argnums=(0, 1))(
+            weight, rows
+        )
+
+    for found, expected in zip(derived(product), derived(jnp.matmul), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    stacked = random.normal(size=(2, 5, 3))
+    found = jax.vmap(jax.vmap(product, (None, 0)), (0, None))(stacked, rows)
+    np.testing.assert_allclose(found, np.einsum("koi,ni->kno", stacked, rows), rtol=1e-4, atol=1e-4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.replay.arrays import Array
+from rollstream.replay.arrays import Array, constant
 from rollstream.replay.episode_boundaries import FinalObservations
 from rollstream.replay.errors import ReplayError, SampleRefused
 from rollstream.replay.fields import Field
@@ -120,10 +120,13 @@ class ReplayBuffer:
         if self._frame_axis is not None:
             for name in ("observation", "next_observation"):
                 columns[name] = concatenate_frames(columns[name], self._frame_axis)
-        min_probability = sample.probabilities.min()
+        min_probability = float(sample.probabilities.min())
         columns["length"] = sample.lengths.astype(np.float32)
-        columns["relative_probability"] = (sample.probabilities / min_probability).astype(np.float32)
-        return ReplayBatch(columns, sample.keys, self.env_steps, float(min_probability))
+        if isinstance(self.table.sampler, Uniform):
+            columns["relative_probability"] = constant(len(sample.keys), 1, np.float32)
+        else:
+            columns["relative_probability"] = (sample.probabilities / min_probability).astype(np.float32)
+        return ReplayBatch(columns, sample.keys, self.env_steps, min_probability)
 
     def update_priorities(self, keys: Array, priorities: Array) -> None:
         """Set the priorities of sampled items."""

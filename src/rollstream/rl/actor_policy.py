@@ -90,9 +90,9 @@ class ActorPolicy:
     def _sample(self, outputs: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
         distribution, size = self.distribution, self.distribution.uniform_size
         action = distribution.sample(outputs, noise[..., : -size - 1], xp)
-        explore = noise[..., -1] < epsilon
-        if xp is np and not explore.any():
+        if xp is np and not epsilon:
             return action
+        explore = noise[..., -1] < epsilon
         uniform = distribution.uniform(outputs, noise[..., -size - 1 : -1], xp)
         return xp.where(explore.reshape(explore.shape + (1,) * (action.ndim - explore.ndim)), uniform, action)
 

@@ -34,7 +34,7 @@ class EpisodeStatistics:
     def columns(
         self,
         reward: Array,
-        done: Array,
+        done: Array | None,
         mask: Array | None = None,
         clipped_reward: Array | None = None,
         episodes: Array | None = None,
@@ -47,14 +47,14 @@ class EpisodeStatistics:
 
         Args:
             reward: Rewards `[T, B]`.
-            done: Whether an episode ended with the step.
+            done: Whether an episode ended with the step; `None` if none did.
             mask: False where the step only reset the environment: it does not count.
             clipped_reward: Rewards for `discounted_return`, if others.
             episodes: The columns to fill in, `[3, T, B]`, with successes and else NaN.
         """
         if episodes is None:
             episodes = np.full((3, *reward.shape), np.nan, np.float32)
-        if done.any():
+        if done is not None:
             self._end_episodes(reward, done, mask, episodes)
         else:
             self._sums[0] += reward.sum(axis=0, dtype=float)
@@ -77,11 +77,12 @@ class EpisodeStatistics:
             sums[:, -1, index] -= sums[:, rows[-1], index]
         self._sums = sums[:, -1].copy()
 
-    def _discounted_returns(self, gamma: float, reward: Array, done: Array) -> Array:
+    def _discounted_returns(self, gamma: float, reward: Array, done: Array | None) -> Array:
         column = np.empty(reward.shape, np.float32)
         for t, reward_t in enumerate(reward):
             column[t] = self._discounted = self._discounted * gamma + reward_t
-            self._discounted = np.where(done[t], np.float32(0), self._discounted)
+            if done is not None:
+                self._discounted = np.where(done[t], np.float32(0), self._discounted)
         return column
 
     def state_dict(self) -> dict[str, Any]:

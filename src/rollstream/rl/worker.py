@@ -193,6 +193,7 @@ class RolloutWorker:
         noise = self.policy.noise(self._generator, length, num_envs)
         actions: list[np.ndarray[Any, Any]] = []
         evaluated: list[Any] = []
+        ended = False
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
@@ -211,6 +212,7 @@ class RolloutWorker:
             if step.mask is not None and mask is not None:
                 mask[t] = step.mask
             if step.ended:
+                ended = True
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 final += [(t, i, last) for i, last in step.final_observations if not step.terminated[i]]
                 for i, succeeded in step.success:
@@ -236,7 +238,8 @@ class RolloutWorker:
         self._after_reset = False
         if self._clips_rewards:
             columns["reward"] = np.sign(reward)
-        columns |= self._episodes.columns(reward, terminated | truncated, mask, columns["reward"], episodes)
+        done = terminated | truncated if ended else None
+        columns |= self._episodes.columns(reward, done, mask, columns["reward"], episodes)
         return rollout
 
     # State -------------------------------------------------------------------------------------
