@@ -31,7 +31,7 @@ from rollstream.rl.worker_set import WorkerSet
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-import off_policy_cases
+import off_policy_cases  # pyright: ignore[reportMissingImports]
 
 TARGETS = {"sac": 250.0, "td3": 250.0, "dqn": 300.0}
 """Microseconds of a round outside of the environment and of the compiled update."""
@@ -78,7 +78,7 @@ def rounds(name: str, passes: int) -> list[dict[str, float]]:
     for part, (owner, method) in PARTS.items():
         setattr(owner, method, timer.timed(part, getattr(owner, method)))
     acting = RolloutWorker._acting
-    RolloutWorker._acting = lambda worker: timer.timed("act", acting(worker))
+    setattr(RolloutWorker, "_acting", lambda worker: timer.timed("act", acting(worker)))  # noqa: B010
     config = algorithm.config(
         hidden=case.hidden,
         batch_size=case.batch_size,

@@ -91,12 +91,13 @@ def test_steps_are_evaluated_once(
     calls: list[Any] = []
     config = ppo.Config(num_envs=8, rollout_length=16, minibatch_size=16, hidden=hidden)
     worker = worker_of(ppo.worker(config, Task(EnvSpec(environment), 1000)))
-    evaluate = worker.policy.evaluate_actions
+    policy: Any = worker.policy
+    evaluate = policy.evaluate_actions
     with monkeypatch.context() as patch:
-        patch.setattr(worker.policy, "evaluate_actions", lambda *args: calls.append(1) or evaluate(*args))
+        patch.setattr(policy, "evaluate_actions", lambda *args: calls.append(1) or evaluate(*args))
         batch = sampled(worker)
     assert len(calls) == passes
-    log_prob, _, value = worker.policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
+    log_prob, _, value = policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
     np.testing.assert_allclose(batch["log_prob"], log_prob, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(batch["value"], value, rtol=1e-4, atol=1e-4)
 
@@ -105,11 +106,12 @@ def test_steps_are_evaluated_once(
 def test_a_policy_that_acts_in_its_own_way_is_asked_to_act(hidden: tuple[int, ...]) -> None:
     config = ppo.Config(num_envs=8, rollout_length=16, minibatch_size=16)
 
-    def policy(*space: Any) -> Cautious:
-        return Cautious(*space, lambda *about: actor_critic(*about, hidden=hidden))
+    def make(observations: Any, actions: Any) -> Cautious:
+        return Cautious(observations, actions, lambda *about: actor_critic(*about, hidden=hidden))
 
-    worker = worker_of(ppo.worker(config, Task(EnvSpec("CartPole-v1"), 1000, policy=policy)))
+    worker = worker_of(ppo.worker(config, Task(EnvSpec("CartPole-v1"), 1000, policy=make)))
+    policy: Any = worker.policy
     batch = sampled(worker)
     assert not batch["action"].any()
-    log_prob, _, _ = worker.policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
+    log_prob, _, _ = policy.evaluate_actions(worker.weights, batch["observation"], batch["action"])
     np.testing.assert_allclose(batch["log_prob"], log_prob, rtol=1e-4, atol=1e-4)
