@@ -125,6 +125,7 @@ def test_weights_leave_an_accelerator_in_one_transfer(monkeypatch: pytest.Monkey
         "network.weight": jnp.arange(6, dtype=jnp.float32).reshape(2, 3),
         "observation.count": jnp.float32(7),
         "epsilon": np.full((2, 1), 0.5, np.float32),
+        "updates": np.int32((1 << 24) + 1),  # float32 does not have it
     }
     expected = {name: np.asarray(value) for name, value in weights.items()}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

@@ -222,7 +222,7 @@ class StepStorage:
         self._high_water = count = len(state["refcounts"])
         if count > self.capacity:
             self._grow(count)
-        next_row = state.get("next_row")
+        next_row = state["next_row"]
         is_ring = next_row is not None and count in (next_row, self.capacity)
         self._free, self._next = None if is_ring else _NONE, int(next_row or 0)
         self._room = 0  # not known

@@ -371,7 +371,7 @@ class Table:
         self.storage.load_state_dict(state["storage"])
         self._items.load_state_dict(state["items"])
         self.storage.release(self.used_rows())
-        self._lag = state.get("lag", ANY_LAG)
+        self._lag = int(state["lag"])
         for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
             selector.reset(self._items.capacity)
             selector.insert(np.asarray(slots), self._items.priorities[slots])

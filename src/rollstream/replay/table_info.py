@@ -19,7 +19,7 @@ class TableInfo:
     row_bytes: int
     """Memory of those steps."""
     index_bytes: int
-    """Memory of everything else: links and reference counts of steps, items, and selectors."""
+    """Memory of everything else: links between steps, items, and selectors."""
     inserts: int
     samples: int
     deletes: int

@@ -40,21 +40,19 @@ def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 
 def host_arrays(weights: Weights) -> Weights:
-    """Weights as NumPy arrays; those on an accelerator come in one transfer."""
+    """Weights as NumPy arrays; those of float32 leave an accelerator in one transfer."""
     if jax.default_backend() == "cpu":
         return {name: np.asarray(value) for name, value in weights.items()}
-    sizes = [np.size(value) for value in weights.values()]
-    flat = np.split(np.asarray(_packed(list(weights.values()))), np.cumsum(sizes)[:-1])
-    return {
-        name: own.reshape(np.shape(value)).astype(value.dtype, copy=False)
-        for (name, value), own in zip(weights.items(), flat, strict=True)
-    }
+    floats = {name: value for name, value in weights.items() if value.dtype == np.float32}
+    ends = np.cumsum([value.size for value in floats.values()])
+    flat = np.split(np.asarray(_packed(list(floats.values()))), ends[:-1]) if floats else []
+    parts = {name: own.reshape(floats[name].shape) for name, own in zip(floats, flat, strict=True)}
+    return {name: parts[name] if name in parts else np.asarray(value) for name, value in weights.items()}
 
 
 @jax.jit
 def _packed(arrays: list[Any]) -> Any:
-    """All numbers in one array; float32 holds the integers among weights, which are small counts."""
-    return jnp.concatenate([jnp.ravel(array).astype(jnp.float32) for array in arrays])
+    return jnp.concatenate([jnp.ravel(array) for array in arrays])
 
 
 class ModuleParams:
