@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -38,7 +38,8 @@ class Learner:
 
     Args:
         policy: The policy whose weights are trained.
-        update: Trains on a batch; jitted here. `None` for a learner that only applies gradients.
+        update: Trains on a batch; jitted here. Several take turns: TD3's actor is part of every second one.
+            `None` for a learner that only applies gradients.
         optimizer: Applies gradients that workers computed; its state is the learner's state by default.
         init_state: Creates the learner's state from the initial parameters, if it is more than the
             optimizer's: target networks, critics, several optimizers.
@@ -55,7 +56,7 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
-        update: Update | None,
+        update: Update | Sequence[Update] | None,
         optimizer: optax.GradientTransformation,
         *,
         init_state: Callable[[Weights], Any] | None = None,
@@ -75,9 +76,10 @@ class Learner:
         self.steps = 0
         """Environment steps trained on."""
         self.total_steps = total_steps
-        self._update = update
-        self._compiled: dict[int, Any] = {}
-        """The jitted update, by the number of updates per call."""
+        self.cycle: Sequence[Update] = [] if update is None else [update] if callable(update) else update
+        """The updates that take turns."""
+        self._compiled: dict[tuple[int, Any], Any] = {}
+        """The jitted updates, by the number of updates per call and the first."""
         self._guards = jax.default_backend() != "cpu"
         """Whether metrics are read late, and the update keeps weights that it would make NaN."""
         self._finite: Any = np.float32(1)
@@ -99,16 +101,13 @@ class Learner:
         Args:
             batch: What the update takes.
             steps: New environment steps this training accounts for; `batch.steps` by default.
-            updates: Number of updates, each with an equal part of the batch's rows, in one compiled program.
+            updates: Number of updates, each with an equal part of the batch's rows, in one compiled program:
+                one, or a multiple of those that take turns.
         """
-        assert self._update is not None, "this learner applies gradients and has no update for batches"
-        if updates not in self._compiled:
-            program = partial(_updates, self._update, updates, guards=self._guards)
-            self._compiled[updates] = jit(program, concurrent=self._concurrent)
         schedules = self._schedule()
         arrays = {name: array for name, (_, array) in self._scheduled.items()}
         inputs = self._draw_inputs(updates)
-        weights, state, finite, packed = self._compiled[updates](
+        weights, state, finite, packed = self._program(updates)(
             self.weights, self.state, self._finite, batch, inputs, arrays
         )
         metrics = UpdateMetrics(packed, schedules, self.version + 1)
@@ -118,6 +117,17 @@ class Learner:
         self._count(batch.steps if steps is None else steps, updates)
         schedules["n_updates"] = self.n_updates
         return metrics
+
+    def _program(self, updates: int) -> Any:
+        """The jitted updates that come next, so many in one call."""
+        assert self.cycle, "this learner applies gradients and has no update for batches"
+        turn = self.version % len(self.cycle)
+        key = (1, self.cycle[turn]) if updates == 1 else (updates, turn)
+        if key not in self._compiled:
+            turns = [*self.cycle[turn:], *self.cycle[:turn]]
+            program = partial(_updates, turns, updates, guards=self._guards)
+            self._compiled[key] = jit(program, concurrent=self._concurrent)
+        return self._compiled[key]
 
     def _draw_inputs(self, updates: int) -> Any:
         if self._random_inputs is None:
@@ -198,7 +208,7 @@ def _require_update(result: Any) -> tuple[tuple[Weights, Any], Metrics]:
 
 
 def _updates(
-    update: Update,
+    turns: Sequence[Update],
     count: int,
     weights: Weights,
     state: Any,
@@ -211,7 +221,7 @@ def _updates(
 ) -> tuple[Weights, Any, Array, PackedMetrics]:
     """One or several updates, each with an equal part of the rows of a batch, with packed metrics."""
 
-    def one(carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
+    def one(update: Update, carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
         (weights, state), finite = carry
         rows, noise = inputs
         trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
@@ -220,13 +230,26 @@ def _updates(
             trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
         return (trained, packed.finite), packed
 
+    def cycle(carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
+        packed: list[PackedMetrics] = []
+        for turn, update in enumerate(turns):
+            carry, own = one(update, carry, jax.tree.map(lambda rows, turn=turn: rows[turn], inputs))
+            packed.append(own)
+        return carry, jax.tree.map(lambda *own: jnp.stack(own), *packed)
+
+    carry = (weights, state), finite
     if count == 1:
-        (trained, finite), packed = one(((weights, state), finite), (batch, random_inputs))
+        (trained, finite), packed = one(turns[0], carry, (batch, random_inputs))
         return *trained, finite, packed
-    parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
-    (trained, finite), packed = jax.lax.scan(one, ((weights, state), finite), (parts, random_inputs))
-    arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in packed.arrays.items()}
-    return *trained, finite, replace(packed, arrays=arrays)
+    if count % len(turns):
+        raise ValueError(f"{count} updates per call are not a multiple of the {len(turns)} that take turns")
+    cycles = count // len(turns)
+    parts = jax.tree.map(lambda rows: rows.reshape(cycles, len(turns), -1, *rows.shape[1:]), batch)
+    inputs = jax.tree.map(lambda own: own.reshape(cycles, len(turns), *own.shape[1:]), random_inputs)
+    (trained, finite), packed = jax.lax.scan(cycle, carry, (parts, inputs))
+    scalars = packed.scalars.reshape(count, -1)
+    arrays = {name: array.reshape(-1, *array.shape[3:]) for name, array in packed.arrays.items()}
+    return *trained, finite, replace(packed, scalars=scalars, arrays=arrays)
 
 
 def _apply_gradients(
