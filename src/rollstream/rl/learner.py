@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rollstream.engine import RollstreamError
+from rollstream.rl.batch import Columns
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import combined_statistics
 from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
-from rollstream.rl.update_metrics import PackedMetrics, UpdateMetrics, pack, raise_diverged
+from rollstream.rl.update_metrics import UpdateMetrics, raise_diverged
+from rollstream.rl.update_programs import Update, updates_on_batch
 from rollstream.rl.updates import Metrics, optimizer_step
 
 Array = Any
-
-
-class Update(Protocol):
-    """A pure function that trains on a batch."""
-
-    def __call__(
-        self, weights: Weights, state: Any, batch: Any, random_inputs: Any, schedules: Mapping[str, Array], /
-    ) -> tuple[Weights, Any, Metrics]:
-        """Return the new weights, the new state of the learner and metrics."""
-        ...
 
 
 class Learner:
@@ -78,8 +68,8 @@ class Learner:
         self.total_steps = total_steps
         self.cycle: Sequence[Update] = [] if update is None else [update] if callable(update) else update
         """The updates that take turns."""
-        self._compiled: dict[tuple[int, Any], Any] = {}
-        """The jitted updates, by the number of updates per call and the first."""
+        self._compiled: dict[Any, Any] = {}
+        """The jitted updates, by the number of updates per call, the first of them, and the kind of batch."""
         self._guards = jax.default_backend() != "cpu"
         """Whether metrics are read late, and the update keeps weights that it would make NaN."""
         self._finite: Any = np.float32(1)
@@ -89,7 +79,9 @@ class Learner:
         self._random_inputs = random_inputs
         self._generator = np.random.default_rng([seed, 0, 4])
         self._schedules = schedules
-        self._scheduled: dict[str, tuple[float, Any]] = {}
+        self._scheduled: dict[str, Any] = {}
+        """The scheduled values as arrays."""
+        self._last_schedules: dict[str, float] = {}
         self._updates_per_batch = updates_per_batch
 
     def train(self, batch: Any, steps: int | None = None, *, updates: int = 1) -> Mapping[str, Any]:
@@ -104,11 +96,11 @@ class Learner:
             updates: Number of updates, each with an equal part of the batch's rows, in one compiled program:
                 one, or a multiple of those that take turns.
         """
+        kind, columns = (type(batch), dict(batch)) if isinstance(batch, Columns) else (None, batch)
         schedules = self._schedule()
-        arrays = {name: array for name, (_, array) in self._scheduled.items()}
         inputs = self._draw_inputs(updates)
-        weights, state, finite, packed = self._program(updates)(
-            self.weights, self.state, self._finite, batch, inputs, arrays
+        weights, state, finite, packed = self._program(updates, kind)(
+            self.weights, self.state, self._finite, columns, inputs, self._scheduled
         )
         metrics = UpdateMetrics(packed, schedules, self.version + 1)
         if not self._guards:
@@ -118,14 +110,14 @@ class Learner:
         schedules["n_updates"] = self.n_updates
         return metrics
 
-    def _program(self, updates: int) -> Any:
-        """The jitted updates that come next, so many in one call."""
+    def _program(self, updates: int, kind: type | None = None) -> Any:
+        """The jitted updates that come next, so many in one call, for a batch of this kind."""
         assert self.cycle, "this learner applies gradients and has no update for batches"
         turn = self.version % len(self.cycle)
-        key = (1, self.cycle[turn]) if updates == 1 else (updates, turn)
+        key = (1, self.cycle[turn], kind) if updates == 1 else (updates, turn, kind)
         if key not in self._compiled:
             turns = [*self.cycle[turn:], *self.cycle[:turn]]
-            program = partial(_updates, turns, updates, guards=self._guards)
+            program = partial(updates_on_batch, turns, updates, kind, guards=self._guards)
             self._compiled[key] = jit(program, concurrent=self._concurrent)
         return self._compiled[key]
 
@@ -142,7 +134,7 @@ class Learner:
         scalars = {name: float(value) for name, value in metrics.items()}
         raise_diverged(scalars, self.version + 1)
         schedules = self._schedule()
-        learning_rate = self._scheduled["learning_rate"][1]
+        learning_rate = self._scheduled["learning_rate"]
         self.weights, self.state = self._apply(learning_rate, grads, self.state, self.weights)
         self._count(steps)
         return scalars | schedules | {"n_updates": self.n_updates}
@@ -153,11 +145,11 @@ class Learner:
         return self.version * self._updates_per_batch
 
     def _schedule(self) -> dict[str, float]:
-        """Scheduled values, and as arrays in `_scheduled`, which are made anew where a value has changed."""
+        """Scheduled values, and as arrays in `_scheduled`, which are made anew if a value has changed."""
         schedules = self._schedules(min(1.0, self.steps / self.total_steps))
-        for name, value in schedules.items():
-            if name not in self._scheduled or self._scheduled[name][0] != value:
-                self._scheduled[name] = value, np.float32(value)
+        if schedules != self._last_schedules:
+            self._last_schedules = dict(schedules)
+            self._scheduled = {name: np.float32(value) for name, value in schedules.items()}
         return schedules
 
     def _count(self, steps: int, updates: int = 1) -> None:
@@ -190,66 +182,6 @@ class Learner:
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
         self._generator.bit_generator.state = state["generator"]
-
-
-def _require_update(result: Any) -> tuple[tuple[Weights, Any], Metrics]:
-    """Weights and state, and metrics, that an update returned; raise if it returned something else."""
-    found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise RollstreamError(f"update must return weights, state and metrics, and returned {found}")
-    weights, state, metrics = result
-    for name, value in (("weights", weights), ("metrics", metrics)):
-        if not isinstance(value, Mapping):
-            raise RollstreamError(
-                f"update must return weights, state and metrics, and its {name} are a "
-                f"{type(value).__name__} instead of a dict"
-            )
-    return (weights, state), metrics
-
-
-def _updates(
-    turns: Sequence[Update],
-    count: int,
-    weights: Weights,
-    state: Any,
-    finite: Array,
-    batch: Any,
-    random_inputs: Any,
-    schedules: Mapping[str, Array],
-    *,
-    guards: bool,
-) -> tuple[Weights, Any, Array, PackedMetrics]:
-    """One or several updates, each with an equal part of the rows of a batch, with packed metrics."""
-
-    def one(update: Update, carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
-        (weights, state), finite = carry
-        rows, noise = inputs
-        trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
-        packed = pack(metrics, finite)
-        if guards:
-            trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
-        return (trained, packed.finite), packed
-
-    def cycle(carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
-        packed: list[PackedMetrics] = []
-        for turn, update in enumerate(turns):
-            carry, own = one(update, carry, jax.tree.map(lambda rows, turn=turn: rows[turn], inputs))
-            packed.append(own)
-        return carry, jax.tree.map(lambda *own: jnp.stack(own), *packed)
-
-    carry = (weights, state), finite
-    if count == 1:
-        (trained, finite), packed = one(turns[0], carry, (batch, random_inputs))
-        return *trained, finite, packed
-    if count % len(turns):
-        raise ValueError(f"{count} updates per call are not a multiple of the {len(turns)} that take turns")
-    cycles = count // len(turns)
-    parts = jax.tree.map(lambda rows: rows.reshape(cycles, len(turns), -1, *rows.shape[1:]), batch)
-    inputs = jax.tree.map(lambda own: own.reshape(cycles, len(turns), *own.shape[1:]), random_inputs)
-    (trained, finite), packed = jax.lax.scan(cycle, carry, (parts, inputs))
-    scalars = packed.scalars.reshape(count, -1)
-    arrays = {name: array.reshape(-1, *array.shape[3:]) for name, array in packed.arrays.items()}
-    return *trained, finite, replace(packed, scalars=scalars, arrays=arrays)
 
 
 def _apply_gradients(

@@ -264,7 +264,7 @@ class QNetwork(eqx.Module):
 
 
 def q_outputs(num_atoms: int, head: Array, value: Array | None = None) -> Array:
-    """Q values, or logits of atoms, from the outputs of the heads `[..., actions * atoms]`, `[..., atoms]`."""
+    """Q values, or logits of atoms, from the heads' outputs `[..., actions * atoms]` and `[..., atoms]`."""
     if num_atoms == 1 and value is None:
         return head
     outputs = head.reshape(*head.shape[:-1], -1, num_atoms)

@@ -81,7 +81,7 @@ class AlternatingConfig(OffPolicyConfig, Protocol):
 def updates_per_call(workers: WorkerSet, config: AlternatingConfig) -> int:
     """How many of the updates after a rollout are one compiled program: all, if their rows are not too many.
 
-    They divide the updates evenly, so that one program is enough; of updates that take turns, each has as many.
+    They divide the updates evenly, so that one program is enough; each that takes turns comes as often.
     """
     policy: Any = workers.learner.policy
     frame_stack = workers.spec.environment.frame_stack
