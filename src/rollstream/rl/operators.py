@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from rollstream import flow
 from rollstream.flow import Context, ParIter
 from rollstream.replay.buffer import ReplayBatch
@@ -77,11 +80,20 @@ class StandardizeFields:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with standardized columns."""
-        standardized = {}
-        for name in self.names:
-            column = batch[name]
-            standardized[name] = (column - column.mean()) / max(1e-8, column.std())
+        standardized = {name: _standardized(batch[name]) for name in self.names}
         return Batch(batch | standardized)
+
+
+def _standardized(column: Any) -> Any:
+    """A column with mean 0 and standard deviation 1, where it is."""
+    if isinstance(column, jax.Array):
+        return _standardized_on_device(column)
+    return (column - column.mean()) / max(1e-8, column.std())
+
+
+@jax.jit
+def _standardized_on_device(column: Any) -> Any:
+    return (column - column.mean()) / jnp.maximum(1e-8, column.std())
 
 
 class _Training:
