@@ -1,8 +1,9 @@
-"""Acting on the device gives what acting on the host gives, leaves rollouts there, and is chosen by a rule."""
+"""Acting on the device: what acting on the host gives, rollouts that stay there, and the rule."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def blinking_vector(num_envs: int, mode: str) -> SyncVectorEnv:
     return SyncVectorEnv([Blinking] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
-gymnasium.register("Blinking-v0", entry_point=Blinking, vector_entry_point=blinking_vector)
+_entry_points: Any = {"entry_point": Blinking, "vector_entry_point": blinking_vector}
+gymnasium.register("Blinking-v0", **_entry_points)
 MODES = ["sync", *(mode.value for mode in AutoresetMode)]
 
 
@@ -80,7 +82,7 @@ def blinking(mode: str = "sync", frame_stack: int = FRAMES) -> EnvSpec:
 def on_policy_worker(acting: Any, environment: EnvSpec, **options: Any) -> RolloutWorker:
     postprocess = partial(add_gae, gamma=0.9, gae_lambda=0.9)
     spec = WorkerSpec(environment, 4, 7, ActorCriticPolicy, postprocess, evaluates_steps=True, acting=acting)
-    return worker_of(WorkerSpec(**(vars(spec) | options)))
+    return worker_of(replace(spec, **options))
 
 
 def require_equal(found: Batch, expected: Batch) -> None:
@@ -210,7 +212,7 @@ def replay_rollouts(acting: Any, frame_stack: int, prioritized: bool) -> list[An
         postprocess = partial(apex.add_priorities, apex.Config(), frame_stack)
     policy = partial(dqn.make_policy, dqn.Config())
     spec = WorkerSpec(blinking(frame_stack=frame_stack), 2, 5, policy, postprocess, acting=acting)
-    worker = worker_of(WorkerSpec(**(vars(spec) | {"for_replay": True})))
+    worker = worker_of(replace(spec, for_replay=True))
     assert worker._postprocess is not None
     return [worker._postprocess(worker.weights, worker._rollout()) for _ in range(3)]
 

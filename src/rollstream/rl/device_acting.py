@@ -150,9 +150,10 @@ class DeviceActing:
 def push_frames(stack: Array, frames: Array, started: Array, *, axis: int) -> Array:
     """Stacks `[B, ...]` with a new frame at their end; where an episode started, its first frame repeated."""
     size, count = frames.shape[axis], stack.shape[axis] // frames.shape[axis]
-    pushed = jnp.concatenate([jnp.split(stack, [size], axis)[1], frames], axis)
-    first = jnp.concatenate([frames] * count, axis)
-    return jnp.where(started.reshape(-1, *(1 for _ in frames.shape[1:])), first, pushed)
+    started = started.reshape(-1, *(1 for _ in frames.shape[1:]))
+    repeated = jnp.concatenate([frames] * (count - 1), axis)
+    before = jnp.where(started, repeated, jnp.split(stack, [size], axis)[1])
+    return jnp.concatenate([before, frames], axis)
 
 
 def _newest(stack: None, frames: Observation, started: None) -> Observation:  # noqa: ARG001
