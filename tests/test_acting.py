@@ -112,8 +112,9 @@ def test_rollouts_stay_on_the_device() -> None:
     worker = on_policy_worker("device", blinking(AutoresetMode.NEXT_STEP.value))
     batch = sampled(worker)
     assert {name for name, column in batch.items() if isinstance(column, jax.Array)} == set(ON_DEVICE)
-    standardized = StandardizeFields(["advantage"])(Batch.concatenate([batch, batch]))
-    assert {name for name, own in standardized.items() if isinstance(own, jax.Array)} == set(ON_DEVICE)
+    joined = StandardizeFields(["advantage"])(Batch.concatenate([batch, batch]))
+    there = {name for name, own in joined.items() if isinstance(own, jax.Array)}
+    assert there == set(ON_DEVICE) - {"advantage"}
     worker.close()
 
 
@@ -319,9 +320,12 @@ def test_a3c_computes_gradients_on_the_device() -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), device, host)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole = trained("ppo", PPO, acting="device")
-    trained("ppo", PPO, acting="device", steps=32, out=tmp_path / "run")
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, overlap: bool) -> None:
+    """With `overlap`, a batch is among what is saved."""
+    config = PPO | {"overlap": overlap}
+    whole = trained("ppo", config, acting="device")
+    trained("ppo", config, acting="device", steps=32, out=tmp_path / "run")
     resumed = trained("ppo", None, out=tmp_path / "run", resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from rollstream import flow
 from rollstream.flow import Context, ParIter
@@ -80,20 +79,11 @@ class StandardizeFields:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with standardized columns."""
-        standardized = {name: _standardized(batch[name]) for name in self.names}
+        standardized = {}
+        for name in self.names:
+            column = np.asarray(batch[name])  # one number per step, also if it comes from a device
+            standardized[name] = (column - column.mean()) / max(1e-8, column.std())
         return Batch(batch | standardized)
-
-
-def _standardized(column: Any) -> Any:
-    """A column with mean 0 and standard deviation 1, where it is."""
-    if isinstance(column, jax.Array):
-        return _standardized_on_device(column)
-    return (column - column.mean()) / max(1e-8, column.std())
-
-
-@jax.jit
-def _standardized_on_device(column: Any) -> Any:
-    return (column - column.mean()) / jnp.maximum(1e-8, column.std())
 
 
 class _Training:
