@@ -389,6 +389,20 @@ def test_large_networks_act_on_an_accelerator(
     assert choose_acting("host", policy, weights, num_envs, own_process=False) == "host"
 
 
+def test_without_a_count_images_are_many_flops_and_else_two_for_each_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unable(*_: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", unable)
+    images = ActorCriticPolicy(spaces.Box(0, 1, (10, 10, 4), np.uint8), spaces.Discrete(6))
+    assert step_flops(images, images.init(0), 1) == np.inf
+    numbers = ActorCriticPolicy(spaces.Box(-1, 1, (17,)), spaces.Discrete(6))
+    weights = numbers.init(0)
+    assert step_flops(numbers, weights, 3) == 6 * sum(value.size for value in weights.values())
+
+
 def test_processes_act_on_the_host() -> None:
     with pytest.raises(rs.RollstreamError, match=r"acting='device' needs workers in the driver's process"):
         trained("ppo", PPO, acting="device", workers=2)

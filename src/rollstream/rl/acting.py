@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias
 
+import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import RollstreamError
@@ -61,17 +63,24 @@ def step_flops(policy: Any, weights: Weights, num_envs: int) -> float:
     Where the backend cannot count, they are infinite for images and else two per parameter and environment.
     """
     space = getattr(policy, "observation_space", None)
-    if space is None:
-        return 2.0 * num_envs * sum(np.size(value) for value in weights.values())
-    noise = policy.noise(np.random.default_rng(0), num_envs)
-    inputs = weights, zeros(space, num_envs), policy.initial_state(num_envs), noise
-    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array), np.result_type(array)), inputs)
-    cost = jax.jit(policy.step).lower(*shapes).cost_analysis()
-    if isinstance(cost, dict) and "flops" in cost:
-        return float(cost["flops"])
-    if any(is_image(part) for _, part in leaves(space)):
+    counted = None if space is None else _counted_flops(policy, weights, space, num_envs)
+    if counted is not None:
+        return counted
+    if space is not None and any(is_image(part) for _, part in leaves(space)):
         return math.inf
     return 2.0 * num_envs * sum(np.size(value) for value in weights.values())
+
+
+def _counted_flops(policy: Any, weights: Weights, space: gymnasium.Space[Any], num_envs: int) -> float | None:
+    noise = policy.noise(np.random.default_rng(0), num_envs)
+    inputs = weights, zeros(space, num_envs), policy.initial_state(num_envs), noise
+    shapes = jax.tree.map(lambda own: jax.ShapeDtypeStruct(jnp.shape(own), jnp.result_type(own)), inputs)
+    lowered = jax.jit(policy.step).lower(*shapes)
+    try:
+        cost = lowered.cost_analysis()
+    except RuntimeError:  # also NotImplementedError
+        return None
+    return float(cost["flops"]) if isinstance(cost, dict) and "flops" in cost else None
 
 
 def has_accelerator() -> bool:

@@ -52,6 +52,8 @@ class DeviceActing:
 
     def __init__(self, step: Callable[..., Any], vector: Vector):
         self._frames = vector if isinstance(vector, NewestFrames) else None
+        self.frame_space = vector.observation_space if self._frames is None else self._frames.frame_space
+        """The space of what the environments return: observations, or frames to be stacked."""
         push = partial(push_frames, axis=self._frames.axis) if self._frames is not None else _newest
         self._step = partial(_step, step, push)
         self._program = jit(self._step, donate=(4,))

@@ -21,7 +21,6 @@ from rollstream.rl.device_acting import DeviceActing, without_stacking
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.env_state import UnknownState
 from rollstream.rl.episode_statistics import EpisodeStatistics
-from rollstream.rl.frame_history import NewestFrames
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.params import Weights, host_arrays
@@ -108,9 +107,12 @@ class RolloutWorker:
             step = policy.evaluated_step
         self._step = maybe_jit(step)
         self._device: DeviceActing | None = None
+        self._recorded_space: gymnasium.Space[Any] | None = self.vector.observation_space
+        """The space of the observations that are recorded on the host, if any."""
         if spec.acting == "device":
             self.vector, self._numpy_policy = without_stacking(self.vector), None
             self._device = DeviceActing(step, self.vector)
+            self._recorded_space = self._device.frame_space if spec.for_replay else None
         self._act: Any = None
         # Small weights travel with each call, which is faster than moving them to the device first.
         self._moves_weights = self.policy.jit and (
@@ -204,7 +206,8 @@ class RolloutWorker:
     def _rollout(self, length: int | None = None) -> Rollout:
         spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
         length = spec.rollout_length if length is None else length
-        observations = self._new_observations(length + 1)
+        space = self._recorded_space
+        observations = None if space is None else zeros(space, length + 1, num_envs)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)
         episodes = np.full((3, length, num_envs), np.nan, np.float32)
@@ -268,14 +271,6 @@ class RolloutWorker:
         done = terminated | truncated if ended else None
         columns |= self._episodes.columns(reward, done, mask, columns["reward"], episodes)
         return rollout
-
-    def _new_observations(self, length: int) -> Observation:
-        """Arrays for the observations of a rollout, on the host; `None` if they are on the device only."""
-        if self._device is not None and not self.spec.for_replay:
-            return None
-        vector = self.vector
-        space = vector.frame_space if isinstance(vector, NewestFrames) else vector.observation_space
-        return zeros(space, length, self.spec.num_envs)
 
     # State -------------------------------------------------------------------------------------
 
