@@ -48,12 +48,14 @@ class DeviceActing:
     Args:
         step: A policy's `step` or `evaluated_step`.
         vector: The environments, `without_stacking`.
+        for_replay: Whether the host keeps what the environments return, to store it.
     """
 
-    def __init__(self, step: Callable[..., Any], vector: Vector):
+    def __init__(self, step: Callable[..., Any], vector: Vector, *, for_replay: bool = False):
         self._frames = vector if isinstance(vector, NewestFrames) else None
-        self.frame_space = vector.observation_space if self._frames is None else self._frames.frame_space
-        """The space of what the environments return: observations, or frames to be stacked."""
+        space = vector.observation_space if self._frames is None else self._frames.frame_space
+        self.host_space = space if for_replay else None
+        """The space of the frames or observations that the host is to keep; `None` if it keeps none."""
         push = partial(push_frames, axis=self._frames.axis) if self._frames is not None else _newest
         self._step = partial(_step, step, push)
         self._program = jit(self._step, donate=(4,))

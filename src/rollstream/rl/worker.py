@@ -107,12 +107,9 @@ class RolloutWorker:
             step = policy.evaluated_step
         self._step = maybe_jit(step)
         self._device: DeviceActing | None = None
-        self._recorded_space: gymnasium.Space[Any] | None = self.vector.observation_space
-        """The space of the observations that are recorded on the host, if any."""
         if spec.acting == "device":
             self.vector, self._numpy_policy = without_stacking(self.vector), None
-            self._device = DeviceActing(step, self.vector)
-            self._recorded_space = self._device.frame_space if spec.for_replay else None
+            self._device = DeviceActing(step, self.vector, for_replay=spec.for_replay)
         self._act: Any = None
         # Small weights travel with each call, which is faster than moving them to the device first.
         self._moves_weights = self.policy.jit and (
@@ -206,7 +203,7 @@ class RolloutWorker:
     def _rollout(self, length: int | None = None) -> Rollout:
         spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
         length = spec.rollout_length if length is None else length
-        space = self._recorded_space
+        space = vector.observation_space if self._device is None else self._device.host_space
         observations = None if space is None else zeros(space, length + 1, num_envs)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)
