@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -127,6 +128,8 @@ def _invalid_rows(
     space: gymnasium.Space[Any], observation: Observation, leading: int
 ) -> list[tuple[tuple[int, ...], str]]:
     """The first row, by its leading axes, where a part of the observations is invalid, and why."""
+    if isinstance(observation, np.ndarray) and observation.dtype.kind == "f" and _is_finite(observation):
+        return []  # nearly always
     found: list[tuple[tuple[int, ...], str]] = []
     for (path, part), values in zip(leaves(space), leaf_values(space, observation), strict=True):
         array = np.asarray(values)
@@ -140,7 +143,7 @@ def _invalid_rows(
 
 def _valid(space: gymnasium.Space[Any], array: Array) -> Array | None:
     """Which numbers are valid; `None` if all are."""
-    if isinstance(space, spaces.Box) and np.issubdtype(array.dtype, np.floating):
+    if isinstance(space, spaces.Box) and array.dtype.kind == "f":
         return None if _is_finite(array) else np.isfinite(array)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         index = array - space.start
@@ -149,12 +152,8 @@ def _valid(space: gymnasium.Space[Any], array: Array) -> Array | None:
 
 
 def _is_finite(array: Array) -> bool:
-    """Whether all numbers are finite. They are if their sum is, which takes less time if they are many."""
-    if array.size > 1000:
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(array.sum()):
-                return True
-    return bool(np.isfinite(array).all())
+    """Whether all numbers are finite. They are if the sum of their squares is, which takes less time."""
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def _error(invalid: _Invalid, rollout: Rollout, name: str, lengths: Array) -> BadEnvironment:

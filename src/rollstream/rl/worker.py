@@ -82,6 +82,9 @@ def cpu_device() -> Any:
         return None
 
 
+_BUT_LAST = slice(-1)
+
+
 class RolloutWorker:
     """Steps its environments under the weights it received last."""
 
@@ -136,6 +139,9 @@ class RolloutWorker:
         self.state = self.policy.initial_state(num_envs)
         self._episodes = EpisodeStatistics(num_envs, self.spec.reward_norm_gamma)
         self._after_reset = True
+        self._plain: Any = None
+        if isinstance(own := self._new_observations(1), np.ndarray):
+            self._plain = own.shape[2:], own.dtype
 
     def set_weights(self, version: int, weights: Weights) -> None:
         """Receive a version of the weights; it is used from the next rollout on."""
@@ -207,16 +213,14 @@ class RolloutWorker:
     def _rollout(self, length: int | None = None) -> Rollout:
         spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
         length = spec.rollout_length if length is None else length
-        space = vector.observation_space if self._device is None else self._device.host_space
-        observations = None if space is None else zeros(space, length + 1, num_envs)
+        observations = self._new_observations(length + 1)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)
-        episodes = np.full((3, length, num_envs), np.nan, np.float32)
+        episodes: np.ndarray[Any, Any] | None = None
         mask = np.ones((length, num_envs), bool) if vector.has_reset_steps else None
         noise = self.policy.noise(self._generator, length, num_envs)
         actions: list[np.ndarray[Any, Any]] = []
         evaluated: list[Any] = []
-        ended = False
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
         if observations is None:
@@ -228,7 +232,8 @@ class RolloutWorker:
             self._device.start(self._weights, noise, length)
         for t in range(length):
             action, state, *estimates = act(observation, state, read(noise, t))
-            action = np.asarray(action)
+            if not isinstance(action, np.ndarray):
+                action = np.asarray(action)
             actions.append(action)
             if estimates:
                 evaluated.append(estimates)
@@ -239,7 +244,8 @@ class RolloutWorker:
             if step.mask is not None and mask is not None:
                 mask[t] = step.mask
             if step.ended:
-                ended = True
+                if episodes is None:
+                    episodes = np.full((3, length, num_envs), np.nan, np.float32)
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 final += [(t, i, last) for i, last in step.final_observations if not step.terminated[i]]
                 for i, succeeded in step.success:
@@ -248,7 +254,7 @@ class RolloutWorker:
                 state = reset_rows(state, self.policy.initial_state(num_envs), started)
         self.observation, self.state = observation, state
         if self._device is None:
-            recorded, frames = {"observation": take(observations, slice(length))}, None
+            recorded, frames = {"observation": take(observations, _BUT_LAST)}, None
         else:
             (recorded, observation), frames = self._device.finish(observation), observations
         columns = Batch(
@@ -269,9 +275,17 @@ class RolloutWorker:
         self._after_reset = False
         if self._clips_rewards:
             columns["reward"] = np.sign(reward)
-        done = terminated | truncated if ended else None
+        done = None if episodes is None else terminated | truncated
         columns |= self._episodes.columns(reward, done, mask, columns["reward"], episodes)
         return rollout
+
+    def _new_observations(self, length: int) -> Observation:
+        """Arrays for so many observations on the host; `None` if they are on the device only."""
+        space = self.vector.observation_space if self._device is None else self._device.host_space
+        if self._plain is not None:
+            shape, dtype = self._plain
+            return np.empty((length, self.spec.num_envs, *shape), dtype)
+        return None if space is None else zeros(space, length, self.spec.num_envs)
 
     # State -------------------------------------------------------------------------------------
 
