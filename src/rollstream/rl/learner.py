@@ -13,6 +13,14 @@ import numpy as np
 import optax
 
 from rollstream.engine import RollstreamError
+from rollstream.rl.device_replay import DeviceDraw
+from rollstream.rl.device_sampling import (
+    Priorities,
+    RingLayout,
+    Storage,
+    sample_transitions,
+    update_priorities,
+)
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import combined_statistics
 from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
@@ -76,8 +84,8 @@ class Learner:
         """Environment steps trained on."""
         self.total_steps = total_steps
         self._update = update
-        self._compiled: dict[int, Any] = {}
-        """The jitted update, by the number of updates per call."""
+        self._compiled: dict[Any, Any] = {}
+        """The jitted update, by the number of updates per call; for replay on the device also by layout."""
         self._guards = jax.default_backend() != "cpu"
         """Whether metrics are read late, and the update keeps weights that it would make NaN."""
         self._finite: Any = np.float32(1)
@@ -111,11 +119,55 @@ class Learner:
         weights, state, finite, packed = self._compiled[updates](
             self.weights, self.state, self._finite, batch, inputs, arrays
         )
+        new_steps = batch.steps if steps is None else steps
+        return self._take_up(weights, state, finite, packed, schedules, new_steps, updates)
+
+    def train_on_draw(self, draw: DeviceDraw, *, updates: int = 1) -> Mapping[str, Any]:
+        """Train on transitions that the jitted update itself samples from replay on the device.
+
+        It also sets their new priorities, which count from the next update on. Returns the metrics, as
+        `train` does.
+
+        Args:
+            draw: Chooses the transitions.
+            updates: Number of updates, each with an equal part of the draw, in one compiled program.
+        """
+        assert self._update is not None, "this learner applies gradients and has no update for batches"
+        storage = draw.storage
+        key = storage.layout, updates
+        if key not in self._compiled:
+            program = partial(_replayed_updates, self._update, *key, guards=self._guards)
+            self._compiled[key] = jit(program, concurrent=self._concurrent, donate=(3,))
+        schedules = self._schedule()
+        arrays = {name: array for name, (_, array) in self._scheduled.items()}
+        weights, state, finite, storage.priorities, packed = self._compiled[key](
+            self.weights,
+            self.state,
+            self._finite,
+            storage.priorities,
+            storage.arrays,
+            draw.draws,
+            self._draw_inputs(updates),
+            arrays,
+        )
+        return self._take_up(weights, state, finite, packed, schedules, 0, updates)
+
+    def _take_up(
+        self,
+        weights: Weights,
+        state: Any,
+        finite: Array,
+        packed: PackedMetrics,
+        schedules: dict[str, float],
+        steps: int,
+        updates: int,
+    ) -> Mapping[str, Any]:
+        """Take up what an update returned, unless it diverged; return its metrics."""
         metrics = UpdateMetrics(packed, schedules, self.version + 1)
         if not self._guards:
             metrics.rows()
         self.weights, self.state, self._finite = weights, state, finite
-        self._count(batch.steps if steps is None else steps, updates)
+        self._count(steps, updates)
         schedules["n_updates"] = self.n_updates
         return metrics
 
@@ -210,23 +262,72 @@ def _updates(
     guards: bool,
 ) -> tuple[Weights, Any, Array, PackedMetrics]:
     """One or several updates, each with an equal part of the rows of a batch, with packed metrics."""
-
-    def one(carry: tuple[Any, Array], inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
-        (weights, state), finite = carry
-        rows, noise = inputs
-        trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
-        packed = pack(metrics, finite)
-        if guards:
-            trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
-        return (trained, packed.finite), packed
-
+    one = partial(_update_once, update, schedules, guards)
     if count == 1:
         (trained, finite), packed = one(((weights, state), finite), (batch, random_inputs))
         return *trained, finite, packed
-    parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+    parts = _split(batch, count)
     (trained, finite), packed = jax.lax.scan(one, ((weights, state), finite), (parts, random_inputs))
     arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in packed.arrays.items()}
     return *trained, finite, replace(packed, arrays=arrays)
+
+
+def _replayed_updates(
+    update: Update,
+    layout: RingLayout,
+    count: int,
+    weights: Weights,
+    state: Any,
+    finite: Array,
+    priorities: Priorities | None,
+    storage: Storage,
+    draws: Array,
+    random_inputs: Any,
+    schedules: Mapping[str, Array],
+    *,
+    guards: bool,
+) -> tuple[Weights, Any, Array, Priorities | None, PackedMetrics]:
+    """One or several updates, each with transitions sampled with an equal part of the draws."""
+
+    def one(carry: tuple[Any, Priorities | None], inputs: tuple[Array, Any]) -> tuple[Any, PackedMetrics]:
+        trained, priorities = carry
+        own, noise = inputs
+        batch, rows = sample_transitions(layout, storage, priorities, own)
+        trained, packed = _update_once(update, schedules, guards, trained, (batch, noise))
+        if priorities is not None and "priority" in packed.arrays:
+            new = packed.arrays["priority"]
+            priorities = update_priorities(layout, priorities, rows, new, packed.finite)
+        return (trained, priorities), replace(packed, arrays={})
+
+    carry = ((weights, state), finite), priorities
+    if count == 1:
+        ((trained, finite), priorities), packed = one(carry, (draws, random_inputs))
+    else:
+        inputs = _split(draws, count), random_inputs
+        ((trained, finite), priorities), packed = jax.lax.scan(one, carry, inputs)
+    return *trained, finite, priorities, packed
+
+
+def _update_once(
+    update: Update,
+    schedules: Mapping[str, Array],
+    guards: bool,
+    carry: tuple[Any, Array],
+    inputs: tuple[Any, Any],
+) -> tuple[tuple[Any, Array], PackedMetrics]:
+    """One update of weights and state, and whether all so far were finite; with packed metrics."""
+    (weights, state), finite = carry
+    rows, noise = inputs
+    trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
+    packed = pack(metrics, finite)
+    if guards:
+        trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
+    return (trained, packed.finite), packed
+
+
+def _split(rows: Any, count: int) -> Any:
+    """Equal parts of rows `[N, ...]`."""
+    return jax.tree.map(lambda own: own.reshape(count, -1, *own.shape[1:]), rows)
 
 
 def _apply_gradients(
