@@ -38,7 +38,15 @@ from rollstream.rl.device_sampling import (
     sample_transitions,
     update_priorities,
 )
-from rollstream.rl.device_sum_tree import WIDTH, create_levels, draw_leaves, num_levels, set_leaves, set_range
+from rollstream.rl.device_sum_tree import (
+    WIDTH,
+    create_levels,
+    draw_leaves,
+    num_levels,
+    parents_of_range,
+    set_leaves,
+    with_sums,
+)
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import updates_per_call
 from rollstream.rl.operators import ParallelRollouts
@@ -323,6 +331,11 @@ def test_final_observations_are_released_with_their_rows() -> None:
 # The sum tree ------------------------------------------------------------------------------------
 
 
+def set_range(levels: Any, first: int, weights: Any) -> Any:
+    leaves = levels[0].at[first : first + len(weights)].set(weights)
+    return with_sums(leaves, levels, parents_of_range(levels, jnp.int32(first), len(weights)))
+
+
 def assert_consistent(levels: Any) -> None:
     for below, above in pairwise(levels):
         sums = np.asarray(below).reshape(-1, WIDTH).sum(axis=1)
@@ -339,7 +352,7 @@ def test_sums_are_those_of_the_leaves(count: int) -> None:
     for _ in range(5):
         size = int(random.integers(1, min(count, 70) + 1))
         first, weights = int(random.integers(count - size + 1)), random.random(size, np.float32)
-        levels = set_range(levels, jnp.int32(first), weights)
+        levels = set_range(levels, first, weights)
         expected[first : first + size] = weights
         leaves, weights = random.integers(count, size=size), random.random(size, np.float32)
         levels = set_leaves(levels, leaves, weights)
@@ -354,7 +367,7 @@ def test_leaves_are_drawn_in_proportion_to_their_weights() -> None:
     random = np.random.default_rng(0)
     count, draws = 5_000, 400_000
     weights = np.where(random.random(count) < 0.3, 0, 10 ** random.uniform(-4, 0, count)).astype(np.float32)
-    levels = set_range(create_levels(count), jnp.int32(0), weights)
+    levels = set_range(create_levels(count), 0, weights)
     leaves, found = jax.jit(draw_leaves)(levels, random.random((draws, len(levels)), np.float32))
     np.testing.assert_array_equal(found, weights[leaves])
     assert np.asarray(found).min() > 0
@@ -376,7 +389,7 @@ def assert_chi_square(counts: Any, expected: Any) -> None:
 def test_the_ends_of_the_unit_interval_draw_leaves_with_weight(uniform: float) -> None:
     weights = np.zeros(3_000, np.float32)
     weights[[700, 701, 1999]] = 0.1, 1e-12, 0.3
-    levels = set_range(create_levels(3_000), jnp.int32(0), weights)
+    levels = set_range(create_levels(3_000), 0, weights)
     leaves, _ = draw_leaves(levels, np.full((1, len(levels)), uniform, np.float32))
     assert int(leaves[0]) == (700 if uniform == 0 else 1999)
 

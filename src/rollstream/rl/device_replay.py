@@ -110,7 +110,8 @@ class DeviceReplay:
         """
         layout, ring = self.layout, self._ring
         new = join_chunks(chunks, layout.rollout_length, layout.num_envs)
-        self._abandon(np.union1d(new.reset, new.missing))
+        if new.reset.size or new.missing.size:
+            self._abandon(np.union1d(new.reset, new.missing))
         start, position = ring.steps, ring.position
         ended = np.logical_or(new.columns["terminated"], new.columns["truncated"])
         appended, removed = ring.append(ended, new.mask, new.finals, new.missing)
@@ -130,8 +131,6 @@ class DeviceReplay:
 
     def _abandon(self, streams: Array) -> None:
         """End the current episodes of some environments; keep the observations after their last steps."""
-        if not streams.size:
-            return
         ring = self._ring
         ring.reset(streams)
         kept = streams[self._has_next[streams]]

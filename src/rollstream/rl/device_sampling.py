@@ -17,7 +17,14 @@ from rollstream.replay.buffer import concatenate_frames
 from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.signature import unflatten_columns
 from rollstream.rl.batch import Columns
-from rollstream.rl.device_sum_tree import Levels, draw_leaves, set_leaves, set_range
+from rollstream.rl.device_sum_tree import (
+    WIDTH,
+    Levels,
+    draw_leaves,
+    parents_of_range,
+    set_leaves,
+    with_sums,
+)
 from rollstream.rl.packed_arrays import PackedArrays
 
 Array = Any
@@ -108,15 +115,17 @@ def _admit(layout: RingLayout, priorities: Priorities, position: Array, items: A
     width, before = layout.num_envs, layout.n_step - 1
     count = layout.rollout_length * width
     weight = _weights(layout, priorities.max_priority)
-    leaving = (position - layout.capacity) % layout.length * width
-    levels = set_range(priorities.levels, leaving, jnp.zeros(count))
-    levels = set_range(levels, position * width, jnp.where(items[before:], weight, 0.0).reshape(count))
-    if before:
-        steps = (position - before + jnp.arange(before)) % layout.length
-        rows = (steps[:, None] * width + jnp.arange(width)).reshape(-1)
-        completed = jnp.where(items[:before].reshape(-1), weight, _take(levels[0], rows))
-        levels = set_leaves(levels, rows, completed)
-    return priorities._replace(levels=levels)
+    first, leaving = position * width, (position - layout.capacity) % layout.length * width
+    steps = (position - before + jnp.arange(before)) % layout.length
+    earlier = (steps[:, None] * width + jnp.arange(width)).reshape(-1)
+    leaves = priorities.levels[0]
+    completed = jnp.where(items[:before].reshape(-1), weight, _take(leaves, earlier))
+    new = jnp.where(items[before:], weight, 0.0).reshape(count)
+    leaves = jax.lax.dynamic_update_slice_in_dim(leaves.at[earlier].set(completed), new, first, 0)
+    leaves = jax.lax.dynamic_update_slice_in_dim(leaves, jnp.zeros(count), leaving, 0)
+    parents = [parents_of_range(priorities.levels, start, count) for start in (first, leaving)]
+    nodes = jnp.concatenate([*parents, earlier // WIDTH])
+    return priorities._replace(levels=with_sums(leaves, priorities.levels, nodes))
 
 
 def write_finals(storage: Storage, rows: Array, slots: Array, values: dict[str, Array]) -> Storage:

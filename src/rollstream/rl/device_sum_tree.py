@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 
 Array = Any
@@ -70,22 +69,23 @@ def set_leaves(levels: Levels, leaves: Array, weights: Array) -> Levels:
 
     The order in which an accelerator writes to one place is not fixed; the maximum does not depend on it.
     """
-    bottom = levels[0].at[leaves].set(0.0).at[leaves].max(weights)
-    return _refreshed((bottom, *levels[1:]), leaves // WIDTH)
+    # The weights come before both writes, so that reading the tree for them makes no copy of it necessary.
+    bottom = levels[0].at[leaves].set(-weights).at[leaves].max(weights)
+    return with_sums(bottom, levels, leaves // WIDTH)
 
 
-def set_range(levels: Levels, first: Array, weights: Array) -> Levels:
-    """Set the weights of consecutive leaves, from `first` on."""
-    bottom = jax.lax.dynamic_update_slice_in_dim(levels[0], weights, first, 0)
-    if len(levels) == 1:
-        return (bottom,)
-    parents = first // WIDTH + jnp.arange(len(weights) // WIDTH + 2)
-    return _refreshed((bottom, *levels[1:]), jnp.minimum(parents, bottom.size // WIDTH - 1))
+def parents_of_range(levels: Levels, first: Array, count: int) -> Array:
+    """The nodes of the second level above `count` consecutive leaves; some may occur twice."""
+    nodes = first // WIDTH + jnp.arange(count // WIDTH + 2)
+    return jnp.minimum(nodes, levels[0].size // WIDTH - 1)
 
 
-def _refreshed(levels: Levels, nodes: Array) -> Levels:
-    """Sum the children of some nodes of the second level again, and of the nodes above them."""
-    new = [levels[0]]
+def with_sums(bottom: Array, levels: Levels, nodes: Array) -> Levels:
+    """The tree with other leaves: children of these nodes of the second level.
+
+    All leaves are written before any is read again: otherwise XLA copies them, 300 us for a million.
+    """
+    new = [bottom]
     for sums in levels[1:]:
         children = _take(new[-1].reshape(-1, WIDTH), nodes)
         new.append(sums.at[nodes].set(children.sum(axis=1)))
