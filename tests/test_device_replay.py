@@ -52,6 +52,7 @@ from rollstream.rl.off_policy import updates_per_call
 from rollstream.rl.operators import ParallelRollouts
 from rollstream.rl.replay_operators import StoreToBuffer
 from rollstream.rl.update_metrics import UpdateMetrics
+from rollstream.testing import kill
 
 # The same transitions as on the host -------------------------------------------------------------
 
@@ -729,6 +730,33 @@ def test_returns_rise(name: str, environment: Any, steps: int, least: float, opt
 def test_weights_are_the_same_on_every_engine() -> None:
     options = RAINBOW | {"replay": "device"}
     assert trained("dqn", "threads", 6, **options) == trained("dqn", "inline", 6, **options)
+
+
+def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
+    config = SMALL["dqn"] | {"replay": "device", "n_step": 2, "buffer_size": 64}
+    usual: Any = {"out": tmp_path / "run", "quiet": True, "engine": "inline"}
+    rs.train("dqn", env="CartPole-v1", steps=96, workers=2, config=config, **usual)
+    for workers, steps in ((4, 160), (1, 224)):
+        run = rs.train("dqn", resume=True, workers=workers, steps=steps, **usual)
+        assert int(run.metrics[-1]["time/total_timesteps"]) == steps
+        assert 64 <= run.metrics[-1]["replay/size"] <= 76  # whole rollouts, without abandoned windows
+
+
+@pytest.mark.parametrize("on_failure", ["restart", pytest.param("drop", marks=pytest.mark.slow)])
+def test_the_plan_goes_on_when_a_worker_dies(on_failure: Any) -> None:
+    config = dqn.Config(**SMALL["dqn"] | {"replay": "device", "n_step": 2, "buffer_size": 64})
+    with rs.engine("processes") as engine:
+        task = Task(EnvSpec("CartPole-v1"), 10_000, workers=2)
+        workers = dqn.DQN.workers(engine, config, task, on_failure=on_failure)
+        plan = dqn.plan(workers, config)
+        before = list(islice(plan, 6))[-1]
+        kill(workers.actors[1])
+        after = list(islice(plan, 8))[-1]
+        assert after["train/n_updates"] > before["train/n_updates"]
+        [event] = engine.events
+        assert event.outcome == ("restarted" if on_failure == "restart" else "dropped")
+        full = before["replay/size"]
+        assert after["replay/size"] == pytest.approx(full if on_failure == "restart" else full / 2, abs=8)
 
 
 # What goes wrong ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -59,7 +59,7 @@ class AlternatingConfig(OffPolicyConfig, Protocol):
 
     batch_size: int
     utd_ratio: float
-    replay: Literal["host", "device"]
+    replay: Literal["host", "device"] = "host"
 
     def steps_per_rollout(self) -> int:
         """Steps per environment in a rollout: as many as it takes for a whole number of updates."""
@@ -136,26 +136,6 @@ def replay_buffers(
     )
 
 
-@overload
-def replay_buffer(
-    workers: WorkerSet,
-    *,
-    buffer_size: int,
-    batch_size: int,
-    learning_starts: int,
-    replay: Literal["host"] = "host",
-    **options: Any,
-) -> ReplayBuffer: ...
-@overload
-def replay_buffer(
-    workers: WorkerSet,
-    *,
-    buffer_size: int,
-    batch_size: int,
-    learning_starts: int,
-    replay: Literal["host", "device"],
-    **options: Any,
-) -> ReplayBuffer | DeviceReplay: ...
 def replay_buffer(
     workers: WorkerSet,
     *,
