@@ -739,7 +739,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
     for workers, steps in ((4, 160), (1, 224)):
         run = rs.train("dqn", resume=True, workers=workers, steps=steps, **usual)
         assert int(run.metrics[-1]["time/total_timesteps"]) == steps
-        assert 64 <= run.metrics[-1]["replay/size"] <= 76  # whole rollouts, without abandoned windows
+        assert 64 <= int(run.metrics[-1]["replay/size"]) <= 76  # whole rollouts, without abandoned windows
 
 
 @pytest.mark.parametrize("on_failure", ["restart", pytest.param("drop", marks=pytest.mark.slow)])
