@@ -563,10 +563,10 @@ def test_a_run_goes_on_exactly_from_its_checkpoint(
         np.testing.assert_array_equal(own, resumed._weights[key])
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac"])
+@pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])
 def test_a_buffer_in_another_place_is_not_resumed_from(name: str, tmp_path: Path) -> None:
     environment = "Pendulum-v1" if name == "sac" else "CartPole-v1"
-    usual: Any = {"env": environment, "quiet": True, "out": tmp_path / "run"}
+    usual: Any = {"env": environment, "quiet": True}
     for place, other in (("host", "device"), ("device", "host")):
         usual["out"] = tmp_path / place
         rs.train(name, steps=64, config=SMALL[name] | {"replay": place}, **usual)
@@ -603,7 +603,7 @@ def filled_buffer(name: str, environment: Any, *, batch_size: int, **options: An
     ("name", "environment", "options"),
     [
         ("sac", "Pendulum-v1", {}),
-        ("td3", Home, {}),
+        pytest.param("td3", Home, {}, marks=pytest.mark.slow),
         ("dqn", Scripted, {"priority_exponent": 0.6, "n_step": 2}),
     ],
 )
@@ -652,7 +652,7 @@ def test_nothing_is_read_from_an_accelerator_between_reports(priority_exponent: 
         assert np.isfinite(metrics.rows()).all()
 
 
-@pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize("kind", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seen", ["parts", pytest.param("several", marks=pytest.mark.slow)])
 def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
     actions = spaces.Discrete(3, start=1) if kind == "dqn" else spaces.Box(-1, 2, (2, 1))
