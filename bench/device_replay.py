@@ -115,7 +115,7 @@ def captured(learner: Learner) -> list[DeviceDraw]:
 
 def bare(learner: Learner, draw: DeviceDraw, rounds: int) -> None:
     """The compiled program by itself, on one draw."""
-    program = learner._compiled[draw.storage.layout, MANY]
+    program = learner._program(MANY, draw.storage.layout)
     schedules = {name: np.float32(value) for name, value in learner._schedules(0.0).items()}
     inputs = jax.device_put((draw.draws, learner._draw_inputs(MANY), schedules))
     weights, state, finite, priorities = learner.weights, learner.state, np.float32(1), None

@@ -37,9 +37,8 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
         noise = learner._draw_inputs(case.updates)
         weights, state, finite = learner.weights, learner.state, np.float32(1)
         for _ in range(steps // case.update_every):
-            weights, state, finite, _ = learner._compiled[case.updates](
-                weights, state, finite, Columns(rows), noise, schedules
-            )
+            program, learner.version = learner._program(case.updates, Columns), learner.version + case.updates
+            weights, state, finite, _ = program(weights, state, finite, rows, noise, schedules)
         jax.block_until_ready(weights)
 
     off_policy_cases.report(case, train)

@@ -223,7 +223,9 @@ def _select_action(outputs: Array, action: Array) -> Array:
 def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     """Adam, and a target network."""
     require_policy(policy, QPolicy, config.algorithm)
-    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
+    optimizer = optax.flatten(
+        optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
+    )
 
     def init_state(params: Weights) -> dict[str, Any]:
         return {"optimizer": optimizer.init(params), "target": params, "updates": jnp.int32(0)}

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import gymnasium
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -149,7 +148,7 @@ def actor_loss(
     """
     observation = batch["observation"]
     action = actor_action(policy, actor, observation)
-    loss = -jnp.mean(critics(critic_params, observation, action)[0])
+    loss = -jnp.mean(critics.first(critic_params, observation, action))
     return loss, {"actor_loss": loss}
 
 
@@ -172,13 +171,11 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
             "critic": critic_params,
             "targets": {"actor": actor, "critic": critic_params},
             "adam": {"actor": adam.init(actor), "critic": adam.init(critic_params)},
-            "updates": jnp.int32(0),
             "actor_loss": jnp.float32(0),
         }
 
-    def update(weights: Weights, state: Any, batch: Any, normal: Array, schedules: Any) -> Any:
-        learning_rate, targets, opt_states = schedules["learning_rate"], state["targets"], state["adam"]
-        actor = trainable(weights)
+    def update_critics(weights: Weights, state: Any, batch: Any, normal: Array, schedules: Any) -> Any:
+        learning_rate, targets = schedules["learning_rate"], state["targets"]
 
         noise_clip = config.target_noise_clip
         noise = jnp.clip(config.target_policy_noise * normal, -noise_clip, noise_clip)
@@ -191,39 +188,31 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
             partial(critic_loss, policy, critics, td_target, batch), state["critic"]
         )
         critic_params, critic_opt = optimizer_step(
-            adam, learning_rate, grads, opt_states["critic"], state["critic"]
+            adam, learning_rate, grads, state["adam"]["critic"], state["critic"]
         )
+        state = state | {"critic": critic_params, "adam": state["adam"] | {"critic": critic_opt}}
+        weights = weights | {"epsilon": jnp.float32(0.0)}  # until the first update, actions were uniform
+        return weights, state, metrics | {"actor_loss": state["actor_loss"]}
 
-        def update_actor() -> tuple[Any, ...]:
-            grads, metrics = compute_grads(partial(actor_loss, policy, critics, critic_params, batch), actor)
-            new_actor, actor_opt = optimizer_step(adam, learning_rate, grads, opt_states["actor"], actor)
-            online = {"actor": new_actor, "critic": critic_params}
-            new_targets = {
-                name: polyak_update(targets[name], params, config.tau) for name, params in online.items()
-            }
-            return new_actor, actor_opt, new_targets, metrics["actor_loss"]
-
-        def keep_actor() -> tuple[Any, ...]:
-            return actor, opt_states["actor"], targets, state["actor_loss"]
-
-        updates = state["updates"] + 1
-        actor, actor_opt, targets, loss = jax.lax.cond(
-            updates % config.policy_delay == 0, update_actor, keep_actor
+    def update_all(weights: Weights, state: Any, batch: Any, normal: Array, schedules: Any) -> Any:
+        weights, state, metrics = update_critics(weights, state, batch, normal, schedules)
+        grads, actor_metrics = compute_grads(
+            partial(actor_loss, policy, critics, state["critic"], batch), trainable(weights)
         )
-        state = {
-            "critic": critic_params,
-            "targets": targets,
-            "adam": {"actor": actor_opt, "critic": critic_opt},
-            "updates": updates,
-            "actor_loss": loss,
+        weights, actor_opt = optimizer_step(
+            adam, schedules["learning_rate"], grads, state["adam"]["actor"], weights
+        )
+        online = {"actor": trainable(weights), "critic": state["critic"]}
+        targets = {
+            name: polyak_update(state["targets"][name], params, config.tau) for name, params in online.items()
         }
-        actor |= {"epsilon": jnp.float32(0.0)}  # until the first update, actions were uniform
-        return actor, state, metrics | {"actor_loss": loss}
+        state = state | {"targets": targets, "adam": state["adam"] | {"actor": actor_opt}} | actor_metrics
+        return weights, state, metrics | actor_metrics
 
     noise_shape = (config.batch_size, action_size)
     return Learner(
         policy,
-        update,
+        [update_critics] * (config.policy_delay - 1) + [update_all],
         adam,
         init_state=init_state,
         random_inputs=lambda random: random.standard_normal(noise_shape, np.float32),

@@ -9,7 +9,7 @@ from typing import Any
 from rollstream.flow.errors import OperatorError
 from rollstream.flow.node import END, Node, Pulled, Scheduler
 from rollstream.flow.operator import Operator
-from rollstream.flow.provenance import RowOrigin, provenance_of
+from rollstream.flow.provenance import RowOrigin, merged
 from rollstream.flow.stages import Stage
 from rollstream.flow.trace import Recorder
 
@@ -74,7 +74,7 @@ class Chain(Node):
                     if stage.plain is not None:
                         value = stage.plain(value)
                         if type(origin) is RowOrigin:  # it may no longer be one element per shard
-                            origin = provenance_of(origin)
+                            origin = merged(origin)
                     else:
                         packet = stage.push(value, origin)
                         if stage.out:

@@ -1,23 +1,22 @@
 """Where an item comes from: it travels with the item, and merges when items do.
 
 Inside a flow the *origin* of an item straight from a source is the plain tuple `(source, stream, sequence)`,
-because one is made for every item; anything more is a `Provenance`. `provenance_of` turns the one into the
-other when an operator asks.
+with its notes as a fourth element if it has some, because one is made for every item; anything more is a
+`Provenance`. `provenance_of` turns the one into the other when an operator asks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 _SPANS = 64
 """Spans kept per stream of a source; beyond that, the oldest two become one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Items `first` to `last` of one stream of one source, `count` of them."""
 
     source: str
@@ -77,24 +76,47 @@ class RowOrigin:
     parts: tuple[Origin, ...]
 
 
-Origin: TypeAlias = "tuple[str, str, int] | Provenance | RowOrigin"
+SourceOrigin: TypeAlias = tuple[str, str, int] | tuple[str, str, int, dict[str, float]]
+Origin: TypeAlias = "SourceOrigin | Provenance | RowOrigin"
 
 
 def provenance_of(origin: Origin) -> Provenance:
     """The public form of an origin."""
+    if isinstance(origin, RowOrigin):
+        origin = merged(origin)
     if isinstance(origin, Provenance):
         return origin
-    if isinstance(origin, RowOrigin):
-        return merged(origin.parts) if len(origin.parts) != 1 else provenance_of(origin.parts[0])
-    source, stream, sequence = origin
-    return Provenance((Span(source, stream, sequence, sequence, 1),))
+    spans = (Span(origin[0], origin[1], origin[2], origin[2], 1),)
+    return Provenance(spans) if len(origin) == 3 else Provenance(spans, _tallies(origin[3]))
 
 
-def merged(origins: Iterable[Origin]) -> Provenance:
-    """One provenance for several items."""
+def total(origin: Origin, note: str) -> float:
+    """The sum of a note over the source items, as `Provenance.total`."""
+    if type(origin) is RowOrigin:
+        origin = merged(origin)
+    if type(origin) is tuple:
+        return origin[3].get(note, 0) if len(origin) == 4 else 0
+    return provenance_of(origin).total(note)
+
+
+def noted(origin: Origin, numbers: dict[str, float]) -> Origin:
+    """An origin with more notes."""
+    if type(origin) is tuple:
+        return (*origin[:3], origin[3] | numbers if len(origin) == 4 else numbers)
+    provenance = provenance_of(origin)
+    return Provenance(provenance.spans, {**provenance.notes, **_tallies(numbers)})
+
+
+def _tallies(numbers: Mapping[str, float]) -> dict[str, Tally]:
+    return {key: Tally(value, value, value) for key, value in numbers.items()}
+
+
+def merged(row: RowOrigin) -> Origin:
+    """One origin for a row."""
+    if len(row.parts) == 1:
+        return row.parts[0]
     merger = Merger()
-    for origin in origins:
-        merger.add(origin)
+    merger.add(row)
     return merger.take()
 
 
@@ -117,6 +139,8 @@ class Merger:
             for part in origin.parts:
                 self.add(part)
             return
+        if type(origin) is tuple and self._extend(origin):
+            return
         provenance = provenance_of(origin)
         fresh = sum(
             _insert(self._spans.setdefault((span.source, span.stream), []), span) for span in provenance.spans
@@ -127,6 +151,23 @@ class Merger:
             self._notes[key] = Tally(
                 have.total + part * tally.total, min(have.least, tally.least), max(have.most, tally.most)
             )
+
+    def _extend(self, origin: SourceOrigin) -> bool:
+        """Collect the origin of the next item of a stream, which most are; false if it is another."""
+        source, stream, sequence, *rest = origin
+        spans = self._spans.get((source, stream))
+        if spans is None or spans[-1].last != sequence - 1:
+            return False
+        first, count = spans[-1].first, spans[-1].count
+        spans[-1] = Span(source, stream, first, sequence, count + 1)
+        for key, value in rest[0].items() if rest else ():
+            have = self._notes.get(key)
+            self._notes[key] = (
+                Tally(value, value, value)
+                if have is None
+                else Tally(have.total + value, min(have.least, value), max(have.most, value))
+            )
+        return True
 
     def take(self) -> Provenance:
         """The merged provenance; the merger is empty afterwards."""
@@ -181,7 +222,7 @@ def encode(origin: Origin) -> Any:
     """An origin as JSON."""
     if isinstance(origin, Provenance):
         notes = {key: list(tally) for key, tally in origin.notes.items()}
-        return {"spans": [list(astuple(span)) for span in origin.spans], "notes": notes}
+        return {"spans": [list(span) for span in origin.spans], "notes": notes}
     if isinstance(origin, RowOrigin):
         return {"parts": [encode(part) for part in origin.parts]}
     return list(origin)
@@ -194,5 +235,5 @@ def decode(state: Any) -> Origin:
             return RowOrigin(tuple(decode(part) for part in state["parts"]))
         notes = {key: Tally(*tally) for key, tally in state["notes"].items()}
         return Provenance(tuple(Span(*span) for span in state["spans"]), notes)
-    source, stream, sequence = state
-    return (source, stream, sequence)
+    source, stream, sequence, *notes = state
+    return (source, stream, sequence, dict(notes[0])) if notes else (source, stream, sequence)

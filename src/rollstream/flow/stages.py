@@ -14,7 +14,7 @@ from rollstream.engine.actor import Actor
 from rollstream.engine.slot import wants_context
 from rollstream.flow.errors import StateError
 from rollstream.flow.operator import Operator, Packet
-from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, Tally, provenance_of
+from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, noted, provenance_of, total
 
 
 class Context:
@@ -46,9 +46,11 @@ class Context:
         for key, value in numbers.items():
             if not isinstance(value, (int, float)):
                 raise TypeError(f"note({key}={value!r}): notes are numbers, so that they can be added up")
-        provenance = self.provenance
-        tallies = {key: Tally(value, value, value) for key, value in numbers.items()}
-        self.origin = Provenance(provenance.spans, {**provenance.notes, **tallies})
+        self.origin = noted(self.origin, numbers)
+
+    def total(self, note: str) -> float:
+        """`provenance.total(note)`, without making a provenance of a single item's origin."""
+        return total(self.origin, note)
 
 
 class Stage(Operator):

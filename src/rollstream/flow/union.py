@@ -26,9 +26,13 @@ class UnionNode(Node):
         self.over = [False] * len(self.upstreams)
         self._served: int | None = None
 
+    def _is_over(self) -> bool:
+        """Whether all streams in `output` have ended."""
+        return True in self.over and all(self.over[i] for i in self.output)
+
     def pull(self) -> Pulled:
         """The next output; the end comes with that of the last stream in `output`."""
-        if all(self.over[i] for i in self.output):
+        if self._is_over():
             self.stop()
             return END
         served, self._served = self._served, None
@@ -63,7 +67,7 @@ class Union(UnionNode):
     def _pull(self) -> Pulled:
         """A stream that has ended is skipped; one that cannot run yet forfeits its turn."""
         flow, forfeited = self.flow, 0
-        while not all(self.over[i] for i in self.output):
+        while not self._is_over():
             turn, mark = self.turn, flow.progress
             if self.over[turn]:
                 self._next_turn()

@@ -12,7 +12,7 @@ from rollstream.flow import shard
 from rollstream.flow.errors import OperatorError, StateError
 from rollstream.flow.node import END, Node, Pulled
 from rollstream.flow.operator import Packet
-from rollstream.flow.provenance import RowOrigin, provenance_of
+from rollstream.flow.provenance import RowOrigin, merged
 
 
 class Via(Node):
@@ -68,7 +68,7 @@ class Via(Node):
     def _issue(self, packet: Packet) -> None:
         value, origin = packet
         if isinstance(origin, RowOrigin):  # the result may no longer be one element per shard
-            origin = provenance_of(origin)
+            origin = merged(origin)
         actor = self._actors[self.issued % len(self._actors)]
         if actor.gone is not None:  # dropped: the others take its turns
             left = [other for other in self._actors if other.gone is None] or self._actors

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollstream.rl.action_distributions import MASKED_LOGIT, BoundedDistribution, Categorical
-from rollstream.rl.networks import HeadNetwork, acts_in_numpy, head_network, head_outputs
+from rollstream.rl.networks import HeadNetwork, acts_in_numpy, head_network
+from rollstream.rl.numpy_forward import NumpyForward
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.policy import Act, State, apply_network, has_action_mask, overridden
 from rollstream.rl.spaces import Observation
@@ -46,6 +47,7 @@ class ActorPolicy:
         self.action_space = action_space
         self.distribution = distribution
         self.params = ModuleParams(partial(network, observation_space, distribution.output_size))
+        self._forward: NumpyForward | None = None
 
     def init(self, seed: int) -> Weights:
         """Initial parameters, and an epsilon of 1: actions are uniform until the first update."""
@@ -79,10 +81,13 @@ class ActorPolicy:
 
     def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, epsilon = self.params.numpy_module(weights, num_envs), float(weights["epsilon"])
+        if self._forward is None:
+            names = self.params.names_module()
+            self._forward = NumpyForward(names.body, [names.head])
+        forward, epsilon = self._forward.bind(weights, num_envs), float(np.asarray(weights["epsilon"]))
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-            outputs = head_outputs(network, observation.reshape(len(observation), -1), np)
+            [outputs] = forward(observation.reshape(len(observation), -1))
             return self._sample(outputs, noise, epsilon, np), state
 
         return act

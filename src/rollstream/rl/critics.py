@@ -49,3 +49,7 @@ class Critics:
         """Q values `[critics, N, outputs]`."""
         critics = self._params.module(params)
         return jnp.stack([apply_network(own, self._space, observation, *action) for own in critics])
+
+    def first(self, params: Weights, observation: Observation, *action: Array) -> Array:
+        """Q values `[N, outputs]` of the first critic: a slice of all would have gradients of all."""
+        return apply_network(self._params.module(params)[0], self._space, observation, *action)

@@ -24,6 +24,7 @@ class EpisodeStatistics:
     def __init__(self, num_envs: int, gamma: float | None = None):
         self._gamma = gamma
         self._sums = np.zeros((2, num_envs))  # returns and lengths
+        self._none: dict[str, Array] = {}
         self._discounted = np.zeros(num_envs, np.float32)
 
     @property
@@ -52,18 +53,27 @@ class EpisodeStatistics:
             clipped_reward: Rewards for `discounted_return`, if others.
             episodes: The columns to fill in, `[3, T, B]`, with successes and else NaN.
         """
-        if episodes is None:
-            episodes = np.full((3, *reward.shape), np.nan, np.float32)
         if done is not None:
+            if episodes is None:
+                episodes = np.full((3, *reward.shape), np.nan, np.float32)
             self._end_episodes(reward, done, mask, episodes)
+            columns: dict[str, Array] = dict(zip(EPISODE_COLUMNS, episodes, strict=True))
         else:
             self._sums[0] += reward.sum(axis=0, dtype=float)
             self._sums[1] += len(reward) if mask is None else mask.sum(axis=0)
-        columns: dict[str, Array] = dict(zip(EPISODE_COLUMNS, episodes, strict=True))
+            columns = self._no_episodes(reward.shape)
         if self._gamma is not None:
             rewards = reward if clipped_reward is None else clipped_reward
             columns["discounted_return"] = self._discounted_returns(self._gamma, rewards, done)
         return columns
+
+    def _no_episodes(self, shape: tuple[int, ...]) -> dict[str, Array]:
+        """Columns of a rollout in which no episode ended: read-only, and always the same."""
+        if not self._none or self._none["episode_return"].shape != shape:
+            nothing = np.full(shape, np.nan, np.float32)
+            nothing.flags.writeable = False
+            self._none = dict.fromkeys(EPISODE_COLUMNS, nothing)
+        return dict(self._none)
 
     def _end_episodes(self, reward: Array, done: Array, mask: Array | None, episodes: Array) -> None:
         increments = np.empty((2, *reward.shape))
@@ -72,9 +82,11 @@ class EpisodeStatistics:
         sums = increments.cumsum(axis=1)
         sums += self._sums[:, None]
         for index in np.flatnonzero(done.any(axis=0)):
-            rows = np.flatnonzero(done[:, index])
-            episodes[:2, rows, index] = np.diff(sums[:, rows, index], prepend=0)
-            sums[:, -1, index] -= sums[:, rows[-1], index]
+            rows = done[:, index].nonzero()[0]
+            ends = sums[:, rows, index]
+            episodes[:2, rows, index] = ends
+            episodes[:2, rows[1:], index] = ends[:, 1:] - ends[:, :-1]
+            sums[:, -1, index] -= ends[:, -1]
         self._sums = sums[:, -1].copy()
 
     def _discounted_returns(self, gamma: float, reward: Array, done: Array | None) -> Array:

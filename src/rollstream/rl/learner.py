@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rollstream.engine import RollstreamError
+from rollstream.rl.batch import Columns
 from rollstream.rl.device_replay import DeviceDraw
-from rollstream.rl.device_sampling import (
-    Priorities,
-    RingLayout,
-    Storage,
-    sample_transitions,
-    update_priorities,
-)
+from rollstream.rl.device_sampling import RingLayout
+from rollstream.rl.device_updates import updates_on_draws
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import combined_statistics
 from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
 from rollstream.rl.policy import Policy
-from rollstream.rl.update_metrics import PackedMetrics, UpdateMetrics, pack, raise_diverged
+from rollstream.rl.update_metrics import UpdateMetrics, raise_diverged
+from rollstream.rl.update_programs import Update, updates_on_batch
 from rollstream.rl.updates import Metrics, optimizer_step
 
 Array = Any
-
-
-class Update(Protocol):
-    """A pure function that trains on a batch."""
-
-    def __call__(
-        self, weights: Weights, state: Any, batch: Any, random_inputs: Any, schedules: Mapping[str, Array], /
-    ) -> tuple[Weights, Any, Metrics]:
-        """Return the new weights, the new state of the learner and metrics."""
-        ...
 
 
 class Learner:
@@ -46,7 +31,8 @@ class Learner:
 
     Args:
         policy: The policy whose weights are trained.
-        update: Trains on a batch; jitted here. `None` for a learner that only applies gradients.
+        update: Trains on a batch; jitted here. Several take turns: TD3's actor is part of every second one.
+            `None` for a learner that only applies gradients.
         optimizer: Applies gradients that workers computed; its state is the learner's state by default.
         init_state: Creates the learner's state from the initial parameters, if it is more than the
             optimizer's: target networks, critics, several optimizers.
@@ -63,7 +49,7 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
-        update: Update | None,
+        update: Update | Sequence[Update] | None,
         optimizer: optax.GradientTransformation,
         *,
         init_state: Callable[[Weights], Any] | None = None,
@@ -83,9 +69,11 @@ class Learner:
         self.steps = 0
         """Environment steps trained on."""
         self.total_steps = total_steps
-        self._update = update
+        self.cycle: Sequence[Update] = [] if update is None else [update] if callable(update) else update
+        """The updates that take turns."""
         self._compiled: dict[Any, Any] = {}
-        """The jitted update, by the number of updates per call; for replay on the device also by layout."""
+        """The jitted updates, by the number of updates per call, the first of them, and the kind of batch, or
+        the layout of replay on the device."""
         self._guards = jax.default_backend() != "cpu"
         """Whether metrics are read late, and the update keeps weights that it would make NaN."""
         self._finite: Any = np.float32(1)
@@ -95,7 +83,9 @@ class Learner:
         self._random_inputs = random_inputs
         self._generator = np.random.default_rng([seed, 0, 4])
         self._schedules = schedules
-        self._scheduled: dict[str, tuple[float, Any]] = {}
+        self._scheduled: dict[str, Any] = {}
+        """The scheduled values as arrays."""
+        self._last_schedules: dict[str, float] = {}
         self._updates_per_batch = updates_per_batch
 
     def train(self, batch: Any, steps: int | None = None, *, updates: int = 1) -> Mapping[str, Any]:
@@ -107,20 +97,19 @@ class Learner:
         Args:
             batch: What the update takes.
             steps: New environment steps this training accounts for; `batch.steps` by default.
-            updates: Number of updates, each with an equal part of the batch's rows, in one compiled program.
+            updates: Number of updates, each with an equal part of the batch's rows, in one compiled program:
+                one, or a multiple of those that take turns.
         """
-        assert self._update is not None, "this learner applies gradients and has no update for batches"
-        if updates not in self._compiled:
-            program = partial(_updates, self._update, updates, guards=self._guards)
-            self._compiled[updates] = jit(program, concurrent=self._concurrent)
+        kind, columns = (type(batch), dict(batch)) if isinstance(batch, Columns) else (None, batch)
         schedules = self._schedule()
-        arrays = {name: array for name, (_, array) in self._scheduled.items()}
         inputs = self._draw_inputs(updates)
-        weights, state, finite, packed = self._compiled[updates](
-            self.weights, self.state, self._finite, batch, inputs, arrays
+        weights, state, finite, packed = self._program(updates, kind)(
+            self.weights, self.state, self._finite, columns, inputs, self._scheduled
         )
-        new_steps = batch.steps if steps is None else steps
-        return self._take_up(weights, state, finite, packed, schedules, new_steps, updates)
+        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
+        self._count(batch.steps if steps is None else steps, updates)
+        schedules["n_updates"] = self.n_updates
+        return metrics
 
     def train_on_draw(self, draw: DeviceDraw, *, updates: int = 1) -> Mapping[str, Any]:
         """Train on transitions that the jitted update itself samples from replay on the device.
@@ -130,46 +119,50 @@ class Learner:
 
         Args:
             draw: Chooses the transitions.
-            updates: Number of updates, each with an equal part of the draw, in one compiled program.
+            updates: Number of updates, each with an equal part of the draw, in one compiled program; see
+                `train`.
         """
-        assert self._update is not None, "this learner applies gradients and has no update for batches"
-        storage = draw.storage
-        key = storage.layout, updates
-        if key not in self._compiled:
-            program = partial(_replayed_updates, self._update, *key, guards=self._guards)
-            self._compiled[key] = jit(program, concurrent=self._concurrent, donate=(3,))
-        schedules = self._schedule()
-        arrays = {name: array for name, (_, array) in self._scheduled.items()}
-        weights, state, finite, storage.priorities, packed = self._compiled[key](
+        storage, schedules = draw.storage, self._schedule()
+        inputs = self._draw_inputs(updates)
+        weights, state, finite, storage.priorities, packed = self._program(updates, storage.layout)(
             self.weights,
             self.state,
             self._finite,
             storage.priorities,
             storage.arrays,
             draw.draws,
-            self._draw_inputs(updates),
-            arrays,
+            inputs,
+            self._scheduled,
         )
-        return self._take_up(weights, state, finite, packed, schedules, 0, updates)
+        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
+        self._count(0, updates)
+        schedules["n_updates"] = self.n_updates
+        return metrics
 
-    def _take_up(
-        self,
-        weights: Weights,
-        state: Any,
-        finite: Array,
-        packed: PackedMetrics,
-        schedules: dict[str, float],
-        steps: int,
-        updates: int,
-    ) -> Mapping[str, Any]:
-        """Take up what an update returned, unless it diverged; return its metrics."""
-        metrics = UpdateMetrics(packed, schedules, self.version + 1)
+    def _take_up(self, weights: Weights, state: Any, finite: Array, metrics: UpdateMetrics) -> None:
+        """Take up what an update returned, unless it diverged."""
         if not self._guards:
             metrics.rows()
         self.weights, self.state, self._finite = weights, state, finite
-        self._count(steps, updates)
-        schedules["n_updates"] = self.n_updates
-        return metrics
+
+    def _program(self, updates: int, kind: type | RingLayout | None = None) -> Any:
+        """The jitted updates that come next, so many in one call.
+
+        They are for a batch of this kind, or for draws from replay on the device of this layout.
+        """
+        assert self.cycle, "this learner applies gradients and has no update for batches"
+        turn = self.version % len(self.cycle)
+        key = (1, self.cycle[turn], kind) if updates == 1 else (updates, turn, kind)
+        if key not in self._compiled:
+            turns = [*self.cycle[turn:], *self.cycle[:turn]]
+            on_device = isinstance(kind, RingLayout)
+            program = updates_on_draws if on_device else updates_on_batch
+            self._compiled[key] = jit(
+                partial(program, turns, updates, kind, guards=self._guards),
+                concurrent=self._concurrent,
+                donate=(3,) if on_device else (),  # the priorities
+            )
+        return self._compiled[key]
 
     def _draw_inputs(self, updates: int) -> Any:
         if self._random_inputs is None:
@@ -184,7 +177,7 @@ class Learner:
         scalars = {name: float(value) for name, value in metrics.items()}
         raise_diverged(scalars, self.version + 1)
         schedules = self._schedule()
-        learning_rate = self._scheduled["learning_rate"][1]
+        learning_rate = self._scheduled["learning_rate"]
         self.weights, self.state = self._apply(learning_rate, grads, self.state, self.weights)
         self._count(steps)
         return scalars | schedules | {"n_updates": self.n_updates}
@@ -195,11 +188,11 @@ class Learner:
         return self.version * self._updates_per_batch
 
     def _schedule(self) -> dict[str, float]:
-        """Scheduled values, and as arrays in `_scheduled`, which are made anew where a value has changed."""
+        """Scheduled values, and as arrays in `_scheduled`, which are made anew if a value has changed."""
         schedules = self._schedules(min(1.0, self.steps / self.total_steps))
-        for name, value in schedules.items():
-            if name not in self._scheduled or self._scheduled[name][0] != value:
-                self._scheduled[name] = value, np.float32(value)
+        if schedules != self._last_schedules:
+            self._last_schedules = dict(schedules)
+            self._scheduled = {name: np.float32(value) for name, value in schedules.items()}
         return schedules
 
     def _count(self, steps: int, updates: int = 1) -> None:
@@ -232,102 +225,6 @@ class Learner:
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])
         self._generator.bit_generator.state = state["generator"]
-
-
-def _require_update(result: Any) -> tuple[tuple[Weights, Any], Metrics]:
-    """Weights and state, and metrics, that an update returned; raise if it returned something else."""
-    found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise RollstreamError(f"update must return weights, state and metrics, and returned {found}")
-    weights, state, metrics = result
-    for name, value in (("weights", weights), ("metrics", metrics)):
-        if not isinstance(value, Mapping):
-            raise RollstreamError(
-                f"update must return weights, state and metrics, and its {name} are a "
-                f"{type(value).__name__} instead of a dict"
-            )
-    return (weights, state), metrics
-
-
-def _updates(
-    update: Update,
-    count: int,
-    weights: Weights,
-    state: Any,
-    finite: Array,
-    batch: Any,
-    random_inputs: Any,
-    schedules: Mapping[str, Array],
-    *,
-    guards: bool,
-) -> tuple[Weights, Any, Array, PackedMetrics]:
-    """One or several updates, each with an equal part of the rows of a batch, with packed metrics."""
-    one = partial(_update_once, update, schedules, guards)
-    if count == 1:
-        (trained, finite), packed = one(((weights, state), finite), (batch, random_inputs))
-        return *trained, finite, packed
-    parts = _split(batch, count)
-    (trained, finite), packed = jax.lax.scan(one, ((weights, state), finite), (parts, random_inputs))
-    arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in packed.arrays.items()}
-    return *trained, finite, replace(packed, arrays=arrays)
-
-
-def _replayed_updates(
-    update: Update,
-    layout: RingLayout,
-    count: int,
-    weights: Weights,
-    state: Any,
-    finite: Array,
-    priorities: Priorities | None,
-    storage: Storage,
-    draws: Array,
-    random_inputs: Any,
-    schedules: Mapping[str, Array],
-    *,
-    guards: bool,
-) -> tuple[Weights, Any, Array, Priorities | None, PackedMetrics]:
-    """One or several updates, each with transitions sampled with an equal part of the draws."""
-
-    def one(carry: tuple[Any, Priorities | None], inputs: tuple[Array, Any]) -> tuple[Any, PackedMetrics]:
-        trained, priorities = carry
-        own, noise = inputs
-        batch, rows = sample_transitions(layout, storage, priorities, own)
-        trained, packed = _update_once(update, schedules, guards, trained, (batch, noise))
-        if priorities is not None and "priority" in packed.arrays:
-            new = packed.arrays["priority"]
-            priorities = update_priorities(layout, priorities, rows, new, packed.finite)
-        return (trained, priorities), replace(packed, arrays={})
-
-    carry = ((weights, state), finite), priorities
-    if count == 1:
-        ((trained, finite), priorities), packed = one(carry, (draws, random_inputs))
-    else:
-        inputs = _split(draws, count), random_inputs
-        ((trained, finite), priorities), packed = jax.lax.scan(one, carry, inputs)
-    return *trained, finite, priorities, packed
-
-
-def _update_once(
-    update: Update,
-    schedules: Mapping[str, Array],
-    guards: bool,
-    carry: tuple[Any, Array],
-    inputs: tuple[Any, Any],
-) -> tuple[tuple[Any, Array], PackedMetrics]:
-    """One update of weights and state, and whether all so far were finite; with packed metrics."""
-    (weights, state), finite = carry
-    rows, noise = inputs
-    trained, metrics = _require_update(update(weights, state, rows, noise, schedules))
-    packed = pack(metrics, finite)
-    if guards:
-        trained = jax.tree.map(partial(jnp.where, packed.finite > 0), trained, (weights, state))
-    return (trained, packed.finite), packed
-
-
-def _split(rows: Any, count: int) -> Any:
-    """Equal parts of rows `[N, ...]`."""
-    return jax.tree.map(lambda own: own.reshape(count, -1, *own.shape[1:]), rows)
 
 
 def _apply_gradients(

@@ -1,8 +1,7 @@
 """Networks: Equinox modules that map one observation to distribution outputs, values or Q values.
 
-JAX maps them over batches (`jax.vmap`). Their forward passes are functions that also take `xp=numpy` with
-rows `[N, features]`, so that small networks can act without JAX; functions, because a call of an Equinox
-module takes 20 us. A network of your own is a function with the signature of `actor_critic`.
+JAX maps them over batches (`jax.vmap`). A network of your own is a function with the signature of
+`actor_critic`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from rollstream.rl.matrix_products import product
 from rollstream.rl.spaces import channel_axis, is_image, leaf_values, leaves
 
 Array = Any
-ACTIVATIONS: dict[str, dict[Any, Callable[[Array], Array]]] = {
-    "tanh": {jnp: jnp.tanh, np: np.tanh},
-    "relu": {jnp: jax.nn.relu, np: lambda x: np.maximum(x, 0)},
-    "silu": {jnp: jax.nn.silu, np: lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x))},  # cannot overflow
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
 }
 _NATURE_FROM = 36
 """Images of this size and more fit the convolutions of the Nature network."""
@@ -46,16 +45,7 @@ class Dense(eqx.Module):
 
     def __call__(self, x: Array) -> Array:
         """The layer's output for one vector."""
-        return apply_dense(self, x)
-
-
-def apply_dense(layer: Dense, x: Array, xp: Any = jnp) -> Array:
-    """The layer's output for one vector, or for rows with NumPy."""
-    if xp is np:
-        outputs = x.dot(layer.weight.T)  # takes half as long as `@` for small arrays
-        outputs += layer.bias
-        return outputs
-    return product(layer.weight, x) + layer.bias
+        return product(self.weight, x) + self.bias
 
 
 class Convolution(eqx.Module):
@@ -108,15 +98,10 @@ class MLP(eqx.Module):
 
     def __call__(self, x: Array) -> Array:
         """The output of the last layer for one vector."""
-        return apply_mlp(self, x)
-
-
-def apply_mlp(mlp: MLP, x: Array, xp: Any = jnp) -> Array:
-    """The output of the last layer for one vector, or for rows with NumPy."""
-    activation = ACTIVATIONS[mlp.activation][xp]
-    for layer in mlp.layers:
-        x = activation(apply_dense(layer, x, xp))
-    return x
+        activation = ACTIVATIONS[self.activation]
+        for layer in self.layers:
+            x = activation(layer(x))
+        return x
 
 
 class CNN(eqx.Module):
@@ -227,15 +212,13 @@ class ActorCritic(eqx.Module):
     def __call__(self, observation: Any) -> tuple[Array, Array]:
         """Distribution outputs and value."""
         features = self.encoder(observation)
-        return actor_outputs(self, features), self.critic_head(self.critic(features))[0]
+        outputs, value = self.actor_head(self.actor(features)), self.critic_head(self.critic(features))[0]
+        return outputs if self.log_std is None else with_log_std(outputs, self.log_std, jnp), value
 
 
-def actor_outputs(network: ActorCritic, features: Array, xp: Any = jnp) -> Array:
-    """Distribution outputs of one vector of features, or of rows with NumPy."""
-    outputs = apply_dense(network.actor_head, apply_mlp(network.actor, features, xp), xp)
-    if network.log_std is None:
-        return outputs
-    return xp.concatenate([outputs, xp.broadcast_to(network.log_std, outputs.shape)], axis=-1)
+def with_log_std(mean: Array, log_std: Array, xp: Any) -> Array:
+    """Outputs of a normal distribution: means, then log standard deviations."""
+    return xp.concatenate([mean, xp.broadcast_to(log_std, mean.shape)], axis=-1)
 
 
 def actor_critic(
@@ -275,17 +258,19 @@ class QNetwork(eqx.Module):
 
     def __call__(self, observation: Any) -> Array:
         """Q values of one observation."""
-        return q_outputs(self, self.encoder(observation))
+        hidden = self.body(self.encoder(observation))
+        value = [] if self.value_head is None else [self.value_head(hidden)]
+        return q_outputs(self.num_atoms, self.head(hidden), *value)
 
 
-def q_outputs(network: QNetwork, features: Array, xp: Any = jnp) -> Array:
-    """Q values of one vector of features, or of rows with NumPy."""
-    hidden = apply_mlp(network.body, features, xp)
-    outputs = apply_dense(network.head, hidden, xp).reshape(*features.shape[:-1], -1, network.num_atoms)
-    if network.value_head is not None:
-        value = apply_dense(network.value_head, hidden, xp)[..., None, :]
-        outputs = value + outputs - outputs.mean(axis=-2, keepdims=True)
-    return outputs[..., 0] if network.num_atoms == 1 else outputs
+def q_outputs(num_atoms: int, head: Array, value: Array | None = None) -> Array:
+    """Q values, or logits of atoms, from the heads' outputs `[..., actions * atoms]` and `[..., atoms]`."""
+    if num_atoms == 1 and value is None:
+        return head
+    outputs = head.reshape(*head.shape[:-1], -1, num_atoms)
+    if value is not None:
+        outputs = value[..., None, :] + outputs - outputs.mean(axis=-2, keepdims=True)
+    return outputs[..., 0] if num_atoms == 1 else outputs
 
 
 def q_network(
@@ -316,12 +301,7 @@ class HeadNetwork(eqx.Module):
     def __call__(self, observation: Any, *action: Array) -> Array:
         """Outputs for one observation, and one action if given."""
         features = [self.encoder(observation), *(own.reshape(-1) for own in action)]
-        return head_outputs(self, jnp.concatenate(features))
-
-
-def head_outputs(network: HeadNetwork, features: Array, xp: Any = jnp) -> Array:
-    """Outputs for one vector of features, or for rows with NumPy."""
-    return apply_dense(network.head, apply_mlp(network.body, features, xp), xp)
+        return self.head(self.body(jnp.concatenate(features)))
 
 
 def head_network(

@@ -82,21 +82,17 @@ class AlternatingConfig(OffPolicyConfig, Protocol):
 def updates_per_call(workers: WorkerSet, config: AlternatingConfig) -> int:
     """How many of the updates after a rollout are one compiled program: all, if their rows are not too many.
 
-    They divide the updates evenly, so that one program is enough. With replay on the device no rows are
-    drawn.
+    They divide the updates evenly, so that one program is enough; each that takes turns comes as often. With
+    replay on the device no rows are drawn.
     """
-    if config.replay == "device":
-        return config.updates_per_rollout()
     policy: Any = workers.learner.policy
     frame_stack = workers.spec.environment.frame_stack
     signature = transition_signature(policy.observation_space, policy.action_space, frame_stack)
     row = 2 * sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in signature.values())
-    row *= frame_stack
-    updates = config.updates_per_rollout()
-    fitting = [
-        n for n in range(1, updates + 1) if updates % n == 0 and n * config.batch_size * row <= MAX_DRAW
-    ]
-    return max(fitting, default=1)
+    row *= frame_stack if config.replay == "host" else 0
+    updates, turns = config.updates_per_rollout(), len(workers.learner.cycle)
+    fitting = [n for n in range(turns, updates + 1, turns) if n * config.batch_size * row <= MAX_DRAW]
+    return max((n for n in fitting if updates % n == 0), default=1)
 
 
 def replay_buffers(

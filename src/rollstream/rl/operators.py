@@ -131,7 +131,7 @@ class TrainOneStep(_Training):
             if "priority" in metrics:
                 report["priority"] = (batch.keys, metrics["priority"])
         else:
-            steps = int(context.provenance.total("steps"))
+            steps = int(context.total("steps"))
             metrics = learner.train(batch.validated(), steps or None)
             report["episodes"] = ended_episodes(batch)
         if self._send_weights:
@@ -154,7 +154,7 @@ class ApplyGradients(_Training):
     def __call__(self, item: tuple[Weights, dict[str, Any], Report], context: Context) -> Report:
         """Metrics and episodes."""
         grads, metrics, episodes = item
-        staleness, steps = self._staleness(context), int(context.provenance.total("steps"))
+        staleness, steps = self._staleness(context), int(context.total("steps"))
         metrics = self.workers.learner.apply_gradients(grads, metrics, steps)
         self.workers.send_weights(context.actors)
         return {TRAIN: metrics} | staleness | episodes

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -68,7 +66,6 @@ class ModuleParams:
         arrays, self._static = eqx.partition(make(np.random.default_rng(0)), _is_array)
         named, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = [prefix + jax.tree_util.keystr(path) for path, _ in named]
-        self._fill = _filler(self.module({name: name for name in self.names}), self.names)
 
     def init(self, seed: int) -> Weights:
         """Random initial parameters."""
@@ -81,29 +78,9 @@ class ModuleParams:
         arrays = jax.tree.unflatten(self._structure, [weights[name] for name in self.names])
         return eqx.combine(arrays, self._static)
 
-    def numpy_module(self, weights: Weights, rows: int) -> Any:
-        """Namespaces with the fields of the module, and NumPy arrays, for that many rows at once.
-
-        Reading a field of an Equinox module takes 1 us, of a namespace nothing. For several rows the
-        transpose of a matrix is contiguous, which is faster; one row gains nothing, and its weights may be
-        used only once, so they are not copied.
-        """
-        convert = np.asfortranarray if rows > 1 else np.asarray
-        return self._fill([convert(weights[name]) for name in self.names])
-
-
-def _filler(node: Any, names: list[str]) -> Callable[[list[Any]], Any]:
-    """A function that makes namespaces of modules, with arrays in place of the names in them."""
-    if isinstance(node, eqx.Module):
-        parts = {own.name: _filler(getattr(node, own.name), names) for own in fields(node)}
-        return lambda arrays: SimpleNamespace(**{name: part(arrays) for name, part in parts.items()})
-    if isinstance(node, list):
-        elements = [_filler(own, names) for own in node]
-        return lambda arrays: [element(arrays) for element in elements]
-    if node in names:
-        index = names.index(node)
-        return lambda arrays: arrays[index]
-    return lambda _: node
+    def names_module(self) -> Any:
+        """The module with the names of its arrays instead of the arrays."""
+        return self.module({name: name for name in self.names})
 
 
 def _is_array(leaf: Any) -> bool:

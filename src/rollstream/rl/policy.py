@@ -18,8 +18,9 @@ from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.action_distributions import ActionDistribution, distribution_for
-from rollstream.rl.networks import ActorCritic, actor_critic, actor_outputs, acts_in_numpy
+from rollstream.rl.networks import ActorCritic, actor_critic, acts_in_numpy, with_log_std
 from rollstream.rl.normalize import CLIP, Moments, batch_statistics, flat_box_size, normalize_observation
+from rollstream.rl.numpy_forward import NumpyForward
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.spaces import Observation
 
@@ -121,6 +122,8 @@ class ActorCriticPolicy:
         self.normalize_observations = normalize_observations and flat_box_size(observation_space) > 0
         self.normalize_rewards = normalize_rewards
         self.params = ModuleParams(lambda random: network(observation_space, self.distribution, random))
+        self._forward: NumpyForward | None = None
+        self._names: Any = None
 
     def init(self, seed: int) -> Weights:
         """Initial parameters and empty statistics."""
@@ -177,7 +180,11 @@ class ActorCriticPolicy:
 
     def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, distribution = self.params.numpy_module(weights, num_envs), self.distribution
+        if self._forward is None:
+            self._names = self.params.names_module()
+            self._forward = NumpyForward(self._names.actor, [self._names.actor_head])
+        forward, distribution = self._forward.bind(weights, num_envs), self.distribution
+        log_std = None if self._names.log_std is None else np.asarray(weights[self._names.log_std])
         normalized = None
         if self.normalize_observations:
             moments = Moments.from_weights(weights, "observation")
@@ -188,7 +195,10 @@ class ActorCriticPolicy:
             if normalized is not None:
                 mean, std = normalized
                 x = np.clip((x - mean) / std, -CLIP, CLIP)
-            return distribution.sample(actor_outputs(network, x, np), noise, np), state
+            [outputs] = forward(x)
+            if log_std is not None:
+                outputs = with_log_std(outputs, log_std, np)
+            return distribution.sample(outputs, noise, np), state
 
         return act
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from rollstream.rl.action_distributions import MASKED_LOGIT, Categorical
 from rollstream.rl.networks import QNetwork, acts_in_numpy, q_network, q_outputs
+from rollstream.rl.numpy_forward import NumpyForward
 from rollstream.rl.params import ModuleParams, Weights
 from rollstream.rl.policy import Act, State, apply_network, has_action_mask, overridden
 from rollstream.rl.spaces import Observation, require_action_space
@@ -53,6 +54,7 @@ class QPolicy:
         self.atoms = np.linspace(*value_range, num_atoms, dtype=np.float32) if num_atoms > 1 else None
         self.params = ModuleParams(lambda random: network(observation_space, self.num_actions, random))
         self._actions = Categorical(self.num_actions)
+        self._forward: NumpyForward | None = None
 
     def init(self, seed: int) -> Weights:
         """Initial parameters, and an epsilon of 1."""
@@ -86,10 +88,15 @@ class QPolicy:
 
     def numpy_step(self, weights: Weights, num_envs: int) -> Act:
         """`step` with NumPy."""
-        network, epsilon = self.params.numpy_module(weights, num_envs), np.asarray(weights["epsilon"])
+        if self._forward is None:
+            names = self.params.names_module()
+            heads = [names.head] if names.value_head is None else [names.head, names.value_head]
+            self._forward = NumpyForward(names.body, heads)
+        forward, epsilon = self._forward.bind(weights, num_envs), np.asarray(weights["epsilon"])
+        num_atoms = 1 if self.atoms is None else len(self.atoms)
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-            outputs = q_outputs(network, observation.reshape(len(observation), -1), np)
+            outputs = q_outputs(num_atoms, *forward(observation.reshape(len(observation), -1)))
             return self._epsilon_greedy(expected_values(outputs, self.atoms, np), noise, epsilon, np), state
 
         return act

@@ -194,13 +194,13 @@ class UpdatePriorities:
         if isinstance(self.replay, ReplayBuffer):
             self.replay.update_priorities(keys, priorities)
             return
-        incarnation = context.provenance.total("incarnation")
+        incarnation = context.total("incarnation")
         for actor in context.actors:
             actor.send("update_priorities", keys, priorities, incarnation)
 
     def _shard_metrics(self, shards: ReplayShards, context: Context) -> Report:
         self._count_lost(shards)
-        shard, total = next(iter(context.provenance.sources)), context.provenance.total
+        shard, total = next(iter(context.provenance.sources)), context.total
         incarnation, inserts = total("incarnation"), total("inserts")
         if incarnation != self._dead.get(shard):  # else it was sampled before the shard died
             first = self._first_inserts.setdefault(shard, inserts)

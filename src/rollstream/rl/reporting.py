@@ -72,7 +72,7 @@ class _Reporter:
         """Metrics of updates, read when a report is due."""
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
-        before, steps = self._steps, int(context.provenance.total("steps"))
+        before, steps = self._steps, int(context.total("steps"))
         self._steps += steps
         will_update = report.pop(WILL_UPDATE, False)
         self._add(report)

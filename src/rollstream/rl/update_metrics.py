@@ -86,7 +86,7 @@ class UpdateMetrics(Mapping[str, Any]):
 
     def copy_to_host_async(self) -> None:
         """Start to read them."""
-        if isinstance(self.packed.scalars, jax.Array):
+        if self._rows is None and isinstance(self.packed.scalars, jax.Array):
             self.packed.scalars.copy_to_host_async()
 
     def rows(self) -> np.ndarray[Any, Any]:

@@ -92,6 +92,8 @@ class SyncVector(Vector):
         self._convert = actions_for(self.action_space)
         self._template = zeros(self.observation_space, count)
         self._plain = isinstance(self._template, np.ndarray)
+        self._none = np.zeros(count, bool)
+        self._none.flags.writeable = False
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start an episode in each environment, with its own seed."""
@@ -106,7 +108,7 @@ class SyncVector(Vector):
         """Act in each environment, one after the other."""
         observations = self._template.copy() if self._plain else zeros(self.observation_space, self.count)
         rewards = np.empty(self.count, np.float32)
-        terminations, truncations = np.zeros((2, self.count), bool)
+        terminations = truncations = self._none
         final: list[tuple[int, Observation]] = []
         success: list[tuple[int, float]] = []
         try:
@@ -116,6 +118,8 @@ class SyncVector(Vector):
                 observation, reward, terminated, truncated, info = environment.step(action)
                 rewards[index] = reward
                 if terminated or truncated:
+                    if not final:
+                        terminations, truncations = np.zeros((2, self.count), bool)
                     terminations[index], truncations[index] = terminated, truncated
                     final.append((index, _copied(self._with_mask(observation, info, final=True))))
                     if "is_success" in info:

@@ -99,6 +99,10 @@ class RolloutWorker:
             step = policy.evaluated_step
         self._step = maybe_jit(step)
         self._act: Any = None
+        # NumPy reads the learner's own arrays on a CPU.
+        self._reads_weights = not policy.jit or (
+            self._numpy_policy is not None and jax.default_backend() != "cpu"
+        )
         # Small weights travel with each call, which is faster than moving them to the device first.
         self._moves_weights = self.policy.jit and (
             self._numpy_policy is None or jax.default_backend() != "cpu"
@@ -140,7 +144,7 @@ class RolloutWorker:
         self._received = None
         if self.spec.exploration is not None:
             weights = self.spec.exploration(weights, self._identity[1])
-        if self._numpy_policy is not None or not self.policy.jit:
+        if self._reads_weights:
             weights = host_arrays(weights)
         self._lacks_statistics = lacks_statistics(weights)
         self._weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
