@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
-from small_envs import worker_of
+from small_envs import sampled, worker_of
 
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
+from rollstream.rl.gae import add_gae
 from rollstream.rl.off_policy import transition_signature
+from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.worker import WorkerSpec
@@ -31,6 +35,23 @@ def test_returns_are_true_scores_and_rewards_are_clipped() -> None:
     assert returns.size
     assert (returns >= 50).all()
     assert set(np.unique(columns["reward"])) == {0, 1}
+
+
+@pytest.mark.slow
+def test_the_device_samples_what_the_host_samples() -> None:
+    """Frames are stacked there, also after resets, which are steps of their own."""
+    environment = EnvSpec("ALE/MsPacman-v5", {"max_num_frames_per_episode": 40})
+    postprocess = partial(add_gae, gamma=0.9, gae_lambda=0.9)
+    spec = WorkerSpec(environment, 2, 15, ActorCriticPolicy, postprocess, evaluates_steps=True)
+    host, device = (worker_of(replace(spec, acting=acting)) for acting in ("host", "device"))
+    for _ in range(2):
+        expected, found = sampled(host), sampled(device)
+        assert expected["truncated"].any() or expected["terminated"].any()
+        assert isinstance(found["observation"], jax.Array)
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    host.close()
+    device.close()
 
 
 @pytest.mark.slow

@@ -415,7 +415,7 @@ def test_a_folder_that_nobody_named_is_another_if_somebody_was_quicker(
     taken = tmp_path / "taken"
     taken.mkdir()
     free = iter([taken, tmp_path / "free"])
-    monkeypatch.setattr(cli, "_new_folder", lambda *_: next(free))
+    monkeypatch.setattr(cli, "new_folder", lambda *_: next(free))
     with lock_folder(taken):
         main(["train", "ppo", *TINY, "--steps", "256"])
         assert (tmp_path / "free" / "checkpoints").is_dir()

@@ -125,7 +125,7 @@ def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -
 
 def test_rows_that_are_no_steps_count_neither_as_length_nor_as_return() -> None:
     class Native(EnvSpec):
-        def make(self, count: int, seed: int | None = None) -> Any:
+        def make(self, count: int, seed: int | None = None, threads: int | None = None) -> Any:
             mode = AutoresetMode.NEXT_STEP
             return NativeVector(SyncVectorEnv([partial(Walk, 3)] * count, autoreset_mode=mode))
 

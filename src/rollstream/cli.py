@@ -29,7 +29,7 @@ from rollstream.engine import RollstreamError
 from rollstream.engine.errors import SignalExit
 from rollstream.error_messages import exit_code, leave, message, os_message, reword_for, show_warning
 from rollstream.limits import NonNegativeInt
-from rollstream.run_commands import farewell, import_from_here, load_run
+from rollstream.run_commands import farewell, import_from_here, load_run, new_folder
 
 C = TypeVar("C")
 
@@ -41,6 +41,7 @@ def _option(metavar: str, default: str = "") -> Any:
 
 _REQUIRED = "(required, except with --resume)"
 _ENGINES = "{inline,threads,processes,ray}"
+_ACTING = "{auto,host,device}"
 _CHECKPOINTS = "a tenth of --steps, at most 50,000"
 
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
@@ -80,6 +81,8 @@ class Train(Generic[C]):
     """Number of rollout workers (0: sample in the driver process)."""
     engine: Annotated[Literal["inline", "threads", "processes", "ray"] | None, _option(_ENGINES)] = None
     """Where the workers run (default: processes if there are workers, else inline)."""
+    acting: Annotated[Literal["auto", "host", "device"] | None, _option(_ACTING, "auto")] = None
+    """Where workers in the driver process act (auto: on an accelerator, if the network is large)."""
     out: Annotated[Path | None, _option("DIR", "runs/ALGO-ID-SEED")] = None
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
@@ -130,7 +133,7 @@ class Train(Generic[C]):
         import_from_here(self.out if self.resume else None, self.env, self.trust)
         exit_signals.raise_on_signals()
         while True:
-            out = self.out or _new_folder(algorithm, str(self.env), self.seed or 0)
+            out = self.out or new_folder(algorithm, str(self.env), self.seed or 0)
             try:
                 train(algorithm, out=out, **options)
                 break
@@ -341,17 +344,6 @@ def _keyword(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
-
-
-def _new_folder(algorithm: str, environment: str, seed: int) -> Path:
-    """A run folder that does not exist yet."""
-    names = [text.rpartition(":")[2] for text in (algorithm, environment)]
-    name = f"{names[0]}-{names[1]}-{seed}".replace("/", "-")
-    folder, count = Path("runs", name), 1
-    while folder.exists():
-        count += 1
-        folder = Path("runs", f"{name}-{count}")
-    return folder
 
 
 def _first_line(module: str) -> str:

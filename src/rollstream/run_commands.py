@@ -37,6 +37,17 @@ def import_from_here(folder: Path | None, env: str | None, trust: bool) -> None:
         sys.path.append(os.getcwd())
 
 
+def new_folder(algorithm: str, environment: str, seed: int) -> Path:
+    """A run folder that does not exist yet."""
+    names = [text.rpartition(":")[2] for text in (algorithm, environment)]
+    name = f"{names[0]}-{names[1]}-{seed}".replace("/", "-")
+    folder, count = Path("runs", name), 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs", f"{name}-{count}")
+    return folder
+
+
 def farewell(out: Path, algorithm: str) -> str | None:
     """What is saved of an interrupted run, and how to resume it; `None` if it is finished."""
     from rollstream.training.config_file import saved_progress

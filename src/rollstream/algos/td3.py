@@ -114,6 +114,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         rollout_length=config.steps_per_rollout(),
         policy=task.policy or partial(make_policy, config),
         postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
+        for_replay=True,
         seed=task.seed,
         clip_rewards=config.clip_rewards,
     )

@@ -12,6 +12,7 @@ import gymnasium
 from rollstream.engine import Engine, RollstreamError
 from rollstream.flow import Iter
 from rollstream.replay.service import ReplayShards
+from rollstream.rl.acting import Acting
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
 from rollstream.rl.operators import Report
@@ -31,6 +32,9 @@ class Task:
     """Number of rollout workers; with 0, one samples in the driver's thread."""
     policy: PolicyMaker | None = None
     """Creates the policy, instead of the algorithm."""
+    acting: Acting = "auto"
+    """Where workers in the driver's process act: on the `host` or on JAX's default `device`. `auto` is an
+    accelerator if there is one and the network is large, else the host."""
 
     def envs_per_worker(self, num_envs: int) -> int:
         """How many of the environments each worker has."""
@@ -138,6 +142,7 @@ class Algorithm(Generic[C]):
         _require_members("policy", policy, ("init", "initial_state", "noise", "step", "jit"))
         learner = _call(f"learner of {self.name}", self.learner, config, task, policy)
         _require_members("learner", learner, ("train", "get_weights", "version", "state_dict"))
+        spec = replace(spec, acting=task.acting)
         workers = WorkerSet(engine, spec, learner, max(1, task.workers), **spawn_options)
         if self.replay is not None:
             workers.replay = self.replay(workers, config)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey
 
@@ -94,7 +95,10 @@ class Batch(Columns):
 
     @staticmethod
     def concatenate(batches: Sequence[Batch]) -> Batch:
-        """Join batches of the same length along the environment axis. A single batch is returned as it is."""
+        """Join batches of the same length along the environment axis. A single batch is returned as it is.
+
+        Columns on the device stay there.
+        """
         if not batches:
             raise BatchError("there are no batches to concatenate")
         if len(batches) == 1:
@@ -110,7 +114,13 @@ class Batch(Columns):
                 raise BatchError(
                     f"batches of {first.shape[0]} and {other.shape[0]} steps cannot be concatenated"
                 )
-        return Batch(jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(dict(b) for b in batches)))
+        return Batch(jax.tree.map(_joined, *(dict(batch) for batch in batches)))
+
+
+def _joined(*parts: Any) -> Any:
+    """Parts of a column; those of JAX are joined where they are."""
+    xp = jnp if any(isinstance(part, jax.Array) for part in parts) else np
+    return xp.concatenate(parts, axis=1)
 
 
 def _children(columns: Columns) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:

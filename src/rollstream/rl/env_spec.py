@@ -96,9 +96,16 @@ class EnvSpec:
         """Whether ALE's own vector environments are used."""
         return isinstance(self.source, str) and _is_atari(self.source) and self.vectorization != "sync"
 
-    def make(self, count: int, seed: int | None = None) -> Vector:
-        """Create environments. The seed is for those that ignore seeds at reset, such as EnvPool's."""
-        vector = self._vector(count, seed)
+    def make(self, count: int, seed: int | None = None, threads: int | None = None) -> Vector:
+        """Create environments.
+
+        Args:
+            count: Number of environments.
+            seed: For those that ignore seeds at reset, such as EnvPool's.
+            threads: Of ALE's and EnvPool's vector environments, unless `num_threads` is among the options.
+        """
+        pool = {} if threads is None else {"num_threads": min(count, threads)}
+        vector = self._vector(count, seed, pool)
         try:
             require_observation_space(vector.observation_space)
             return vector if self.frame_stack == 1 else self._stacked(vector)
@@ -144,9 +151,9 @@ class EnvSpec:
             return load_from_file(*parts, "environment", _makes_environments, UnknownEnvironment)
         return _spec(self.source)
 
-    def _vector(self, count: int, seed: int | None) -> Vector:
+    def _vector(self, count: int, seed: int | None, pool: Mapping[str, int]) -> Vector:
         if _is_envpool(self.source):
-            options = self.options if seed is None else {"seed": seed, **self.options}
+            options = {**({} if seed is None else {"seed": seed}), **pool, **self.options}
             return NativeVector(_envpool(self.name.partition(":")[2], count, options))
         if isinstance(found := self._found(), registration.EnvSpec):
             native = found.vector_entry_point is not None
@@ -158,7 +165,7 @@ class EnvSpec:
                     f"{self.name} has no vector environment of its own; leave vectorization at 'auto'"
                 )
             if wanted:
-                options = {**self.options, **_ALE_OPTIONS} if self._is_ale else self.options
+                options = {**pool, **self.options, **_ALE_OPTIONS} if self._is_ale else self.options
                 return NativeVector(_made_vector(self.name, found, count, options))
         return SyncVector(self.make_one, count)
 

@@ -43,8 +43,10 @@ class FrameStack(Vector):
     """Environments whose observations are the last few frames."""
 
     def __init__(self, inner: Vector, frame_stack: int):
-        self._inner = inner
-        self._frame_stack = frame_stack
+        self.inner = inner
+        """The environments, whose observations are frames."""
+        self.frame_stack = frame_stack
+        """Number of frames of a stack."""
         self.count, self.action_space, self.has_reset_steps = (
             inner.count,
             inner.action_space,
@@ -52,50 +54,52 @@ class FrameStack(Vector):
         )
         space = inner.observation_space
         assert isinstance(space, spaces.Box)
-        self._shape = _frame_shape(space)
-        self._axis = channel_axis(self._shape)
+        self.frame_shape = _frame_shape(space)
+        self.axis = channel_axis(self.frame_shape)
+        """The axis along which frames are stacked, counted from the end."""
         low, high = (
-            first_stack(own.reshape(self._shape), frame_stack, self._axis) for own in (space.low, space.high)
+            first_stack(own.reshape(self.frame_shape), frame_stack, self.axis)
+            for own in (space.low, space.high)
         )
-        if channel_axis(low.shape) != self._axis:
+        if channel_axis(low.shape) != self.axis:
             raise SpaceError(
-                f"frame_stack={frame_stack}: that many images of shape {self._shape} have more channels than "
-                f"rows, so the channel axis would be ambiguous; stack fewer"
+                f"frame_stack={frame_stack}: that many images of shape {self.frame_shape} have more channels "
+                f"than rows, so the channel axis would be ambiguous; stack fewer"
             )
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
         self._stack = zeros(self.observation_space, self.count)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start an episode in each; its first frame is repeated."""
-        self._stack = first_stack(self._frames(self._inner.reset(seeds)), self._frame_stack, self._axis)
+        self._stack = first_stack(self._frames(self.inner.reset(seeds)), self.frame_stack, self.axis)
         return self._stack
 
     def step(self, actions: Array) -> VectorStep:
         """Act in each; the new frame replaces the oldest."""
-        step = self._inner.step(actions)
+        step = self.inner.step(actions)
         frames = self._frames(step.observation)
         final = [
-            (index, push_frame(self._stack[index], frame.reshape(self._shape), self._axis))
+            (index, push_frame(self._stack[index], frame.reshape(self.frame_shape), self.axis))
             for index, frame in step.final_observations
         ]
-        stack = push_frame(self._stack, frames, self._axis)
+        stack = push_frame(self._stack, frames, self.axis)
         if started := step.started:
-            stack[started] = first_stack(frames[started], self._frame_stack, self._axis)
+            stack[started] = first_stack(frames[started], self.frame_stack, self.axis)
         self._stack = stack
         return step._replace(observation=stack, final_observations=final)
 
     def _frames(self, observation: Array) -> Array:
-        return observation.reshape(self.count, *self._shape)
+        return observation.reshape(self.count, *self.frame_shape)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environments, and the stack."""
-        return {"inner": self._inner.state_dict(), "stack": self._stack}
+        return {"inner": self.inner.state_dict(), "stack": self._stack}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the environments and the stack."""
-        self._inner.load_state_dict(state["inner"])
+        self.inner.load_state_dict(state["inner"])
         self._stack = np.asarray(state["stack"])
 
     def close(self) -> None:
         """Close the environments."""
-        self._inner.close()
+        self.inner.close()

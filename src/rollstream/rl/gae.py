@@ -63,7 +63,10 @@ def bootstrap_values(value: Array, last_value: Array, final_value: Array, termin
 
 
 def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Postprocess:
-    """Postprocessing that adds `log_prob`, `value`, `advantage` and `value_target` to a rollout."""
+    """Postprocessing that adds `log_prob`, `value`, `advantage` and `value_target` to a rollout.
+
+    They stay on the device if the observations are there.
+    """
     estimate = jit(partial(_estimate, policy, gamma, gae_lambda))
     value = jit(policy.value)
 
@@ -72,7 +75,8 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
         inputs = {name: columns[name] for name in _INPUTS if name in columns}
         final_value = final_values(policy.observation_space, value, weights, rollout)
         estimates = estimate(weights, inputs, rollout.last_observation, final_value)
-        return Batch(columns | jax.tree.map(np.asarray, estimates))
+        on_device = isinstance(jax.tree.leaves(columns["observation"])[0], jax.Array)
+        return Batch(columns | (estimates if on_device else jax.tree.map(np.asarray, estimates)))
 
     return postprocess
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ _SEQUENTIAL: dict[str, str | bool] = {
 }
 
 
-def jit(function: Callable[..., Any], *, concurrent: bool = False, donate: Sequence[int] = ()) -> Any:
+def jit(function: Callable[..., Any], *, concurrent: bool = False, donate: tuple[int, ...] = ()) -> Any:
     """Compile a function with `jax.jit`.
 
     Args:
@@ -21,8 +21,8 @@ def jit(function: Callable[..., Any], *, concurrent: bool = False, donate: Seque
         concurrent: Let XLA run independent operations at the same time on a CPU. Two critics of 256 x 256
             then take two thirds of the time; networks of 64 x 64 take longer, because handing work to another
             thread costs more than the work (40 instead of 25 ms for an update of PPO).
-        donate: Positions of arguments whose memory the results may take over; their arrays cannot be used
-            after the call. Donate only what jitted functions returned: XLA writes into it.
+        donate: Positions of arguments whose memory the results may take. Only what a jitted function returned
+            may be donated: JAX may share the memory of other arrays with NumPy.
     """
-    options: dict[str, str | bool] = {} if concurrent else _SEQUENTIAL
-    return jax.jit(function, compiler_options=options, donate_argnums=tuple(donate))
+    options = {} if concurrent else _SEQUENTIAL
+    return jax.jit(function, compiler_options=options, donate_argnums=donate)

@@ -174,7 +174,7 @@ class Learner:
 
     def apply_gradients(self, grads: Weights, metrics: Metrics, steps: int) -> dict[str, float]:
         """Apply gradients that a worker computed, which makes a new version; return the metrics."""
-        scalars = {name: float(value) for name, value in metrics.items()}
+        scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
         raise_diverged(scalars, self.version + 1)
         schedules = self._schedule()
         learning_rate = self._scheduled["learning_rate"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rollstream import flow
 from rollstream.flow import Context, ParIter
 from rollstream.replay.buffer import ReplayBatch
@@ -80,7 +82,7 @@ class StandardizeFields:
         """The batch with standardized columns."""
         standardized = {}
         for name in self.names:
-            column = batch[name]
+            column = np.asarray(batch[name])  # one number per step, also if it comes from a device
             standardized[name] = (column - column.mean()) / max(1e-8, column.std())
         return Batch(batch | standardized)
 

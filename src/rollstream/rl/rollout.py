@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import gymnasium
+import jax
 import numpy as np
 
 from rollstream.rl.batch import Batch
 from rollstream.rl.frame_stack import newest_frame
 from rollstream.rl.params import Weights
-from rollstream.rl.spaces import Observation
+from rollstream.rl.spaces import Observation, take
 from rollstream.state_codec import serializable
 
 
@@ -34,6 +35,9 @@ class Rollout:
     """Index of the worker."""
     after_reset: bool = False
     """The environments were reset before the first step, so it starts an episode in each."""
+    frames: Observation | None = None
+    """If the worker acted on the device and `WorkerSpec.for_replay` is set: the newest frames of the
+    observations and of the last one, `[T + 1, B, ...]`, on the host."""
 
 
 Postprocess: TypeAlias = Callable[[Weights, Rollout], Any]
@@ -50,16 +54,28 @@ def rollout_for_replay(policy: Any, *, frame_stack: int = 1) -> Postprocess:
 
 
 def newest_frames(rollout: Rollout, space: gymnasium.Space[Any], frame_stack: int) -> Rollout:
-    """A rollout with the newest frame of each observation: replay has stored the others already."""
-    if frame_stack == 1:
+    """A rollout with the newest frame of each observation: replay has stored the others already.
+
+    If the worker acted on the device, they are those that the host has.
+    """
+    frames = rollout.frames
+    if frames is None and frame_stack == 1:
         return rollout
-    observation = newest_frame(rollout.columns["observation"], space, frame_stack)
+    if frames is None:
+        observation, last = (
+            newest_frame(own, space, frame_stack)
+            for own in (rollout.columns["observation"], rollout.last_observation)
+        )
+    else:
+        observation, last = take(frames, slice(-1)), take(frames, -1)
     return replace(
         rollout,
         columns=Batch(rollout.columns | {"observation": observation}),
-        last_observation=newest_frame(rollout.last_observation, space, frame_stack),
+        last_observation=last,
+        frames=None,
         final_observations=[
-            (t, i, newest_frame(final, space, frame_stack)) for t, i, final in rollout.final_observations
+            (t, i, newest_frame(final, space, frame_stack) if frame_stack > 1 else final)
+            for t, i, final in rollout.final_observations
         ],
     )
 
@@ -73,9 +89,13 @@ def replace_reset_steps(batch: Batch, mask: np.ndarray[Any, Any], generator: np.
     columns = {name: column for name, column in batch.items() if name != "mask"}
     if mask.all():
         return Batch(columns)
-    t, i = np.unravel_index(generator.choice(np.flatnonzero(mask), np.count_nonzero(~mask)), mask.shape)
+    rows = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
+    rows[~mask] = generator.choice(np.flatnonzero(mask), np.count_nonzero(~mask))
+    t, i = np.unravel_index(rows[~mask], mask.shape)
 
     def filled(array: Any) -> Any:
+        if isinstance(array, jax.Array):
+            return _rows(array, rows)  # all of them: the shape, and with it the program, stays the same
         array = np.array(array)
         array[~mask] = array[t, i]
         return array
@@ -86,3 +106,9 @@ def replace_reset_steps(batch: Batch, mask: np.ndarray[Any, Any], generator: np.
             for name, column in columns.items()
         }
     )
+
+
+@jax.jit
+def _rows(array: Any, rows: Any) -> Any:
+    """Steps of an array `[T, B, ...]` by their number, in row-major order."""
+    return array.reshape(-1, *array.shape[2:])[rows]

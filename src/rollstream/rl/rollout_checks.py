@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
@@ -27,13 +28,14 @@ class _Invalid(NamedTuple):
 
 
 def check_rollout(
-    rollout: Rollout, observations: Observation, space: gymnasium.Space[Any], name: str, lengths: Array
+    rollout: Rollout, observations: Observation | None, space: gymnasium.Space[Any], name: str, lengths: Array
 ) -> None:
     """Raise `BadEnvironment`, naming the environment and the step, unless all values can be learned from.
 
     Args:
         rollout: As sampled.
-        observations: Those of the rollout and the last one, `[T + 1, B, ...]`.
+        observations: Those of the rollout and the last one, `[T + 1, B, ...]`; `None` if the rollout has them
+            on the device, where they are checked with one read.
         space: Observation space of one environment.
         name: Of the environment.
         lengths: Steps of each environment's episode before the rollout.
@@ -43,7 +45,10 @@ def check_rollout(
     if not _is_finite(reward):
         for t, i in np.argwhere(~np.isfinite(reward))[:1].tolist():
             found.append(_Invalid(t, True, i, f"the reward is {reward[t, i]}"))
-    found += [_Invalid(t, False, i, why) for (t, i), why in _invalid_rows(space, observations, 2)]
+    if observations is None:
+        observations = _read_if_invalid(space, rollout)
+    if observations is not None:
+        found += [_Invalid(t, False, i, why) for (t, i), why in _invalid_rows(space, observations, 2)]
     for t, i, final in rollout.final_observations:
         found += [_Invalid(t, True, i, why) for _, why in _invalid_rows(space, final, 0)]
     if found:
@@ -90,6 +95,32 @@ def check_step(action: Array, reward: Array, name: str, lengths: Array) -> None:
 def _invalid(reason: str, step: int, name: str) -> BadEnvironment:
     when = f"in step {step} of an episode of {name}" if step else f"after a reset of {name}"
     return BadEnvironment(f"{reason} {when}; all rewards and observations have to be valid")
+
+
+def _read_if_invalid(space: gymnasium.Space[Any], rollout: Rollout) -> Observation | None:
+    """Observations on the device `[T + 1, B, ...]`, read if one of them is invalid."""
+    both = rollout.columns["observation"], rollout.last_observation
+    floats: list[Any] = []
+    indices: list[Any] = []
+    for observation in both:
+        for (_, part), array in zip(leaves(space), leaf_values(space, observation), strict=True):
+            if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)):
+                sizes = part.n if isinstance(part, spaces.Discrete) else part.nvec
+                indices.append((array, part.start, sizes))
+            elif np.issubdtype(array.dtype, np.floating):
+                floats.append(array)
+    if not floats and not indices:  # bytes of images are all valid
+        return None
+    if bool(_all_valid(floats, indices)):
+        return None
+    return jax.tree.map(lambda own, last: np.concatenate([own, np.asarray(last)[None]]), *both)
+
+
+@jax.jit
+def _all_valid(floats: list[Any], indices: list[Any]) -> Any:
+    valid = [jnp.isfinite(array).all() for array in floats]
+    valid += [((array >= start) & (array - start < size)).all() for array, start, size in indices]
+    return jnp.stack(valid).all()
 
 
 def _invalid_rows(

@@ -15,7 +15,9 @@ import numpy as np
 
 from rollstream.engine import ActorContext
 from rollstream.flow import Context
+from rollstream.rl.acting import Acting
 from rollstream.rl.batch import Batch
+from rollstream.rl.device_acting import DeviceActing, without_stacking
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.env_state import UnknownState
 from rollstream.rl.episode_statistics import EpisodeStatistics
@@ -57,8 +59,14 @@ class WorkerSpec:
     """Clip rewards to their sign; episode returns are of the rewards before clipping."""
     reward_norm_gamma: float | None = None
     """Record `discounted_return` with this discount factor, to normalize rewards."""
+    for_replay: bool = False
+    """Replay on the host stores the rollouts: workers that act on the device keep the frames there, too."""
     own_process: bool = False
     """Whether the worker has a process of its own, where JAX uses the CPU only."""
+    acting: Acting = "auto"
+    """Where the worker acts; a `WorkerSet` chooses `host` or `device` for `auto`."""
+    env_threads: int | None = None
+    """Number of threads of ALE's and EnvPool's vector environments; their own default without one."""
 
 
 _STATISTICS_STEPS = 256
@@ -67,7 +75,7 @@ at most those of a rollout, which has a deadline."""
 
 
 def cpu_device() -> Any:
-    """The device that workers act on: actions are small, and accelerators are for the learner."""
+    """The CPU, where workers act on the host although there is an accelerator."""
     try:
         return jax.devices("cpu")[0]
     except RuntimeError:  # JAX was started without a CPU backend
@@ -83,7 +91,7 @@ class RolloutWorker:
         self.spec = spec
         self._identity = (spec.seed, context.index, context.restarts)
         pool_seed = np.random.SeedSequence([*self._identity, 3]).generate_state(1)[0]
-        self.vector = spec.environment.make(spec.num_envs, int(pool_seed) >> 1)
+        self.vector = spec.environment.make(spec.num_envs, int(pool_seed) >> 1, spec.env_threads)
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self._weights: Weights = {}
         self._received: Weights | None = None
@@ -98,6 +106,10 @@ class RolloutWorker:
         if spec.evaluates_steps and isinstance(policy, EvaluatingPolicy) and policy.evaluates_steps():
             step = policy.evaluated_step
         self._step = maybe_jit(step)
+        self._device: DeviceActing | None = None
+        if spec.acting == "device":
+            self.vector, self._numpy_policy = without_stacking(self.vector), None
+            self._device = DeviceActing(step, self.vector, for_replay=spec.for_replay)
         self._act: Any = None
         # NumPy reads the learner's own arrays on a CPU.
         self._reads_weights = not policy.jit or (
@@ -119,6 +131,8 @@ class RolloutWorker:
         num_envs = self.spec.num_envs
         seeds = np.random.SeedSequence([*self._identity, *salt, 1]).generate_state(num_envs)
         self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
+        if self._device is not None:
+            self._device.forget()
         self.state = self.policy.initial_state(num_envs)
         self._episodes = EpisodeStatistics(num_envs, self.spec.reward_norm_gamma)
         self._after_reset = True
@@ -147,6 +161,9 @@ class RolloutWorker:
         if self._reads_weights:
             weights = host_arrays(weights)
         self._lacks_statistics = lacks_statistics(weights)
+        if self._device is not None:
+            self._weights, self._act = self._device.put_weights(weights), self._device.act
+            return
         self._weights = jax.device_put(weights, cpu_device()) if self._moves_weights else weights
         if self._numpy_policy is not None:
             self._act = self._numpy_policy.numpy_step(weights, self.spec.num_envs)
@@ -173,7 +190,8 @@ class RolloutWorker:
     def compute_gradients(self, batch: Batch) -> tuple[Weights, dict[str, Any]]:
         """Gradients of the loss on a batch under this worker's weights, and metrics."""
         assert self._gradients is not None, "this worker has no gradient function: set WorkerSpec.gradients"
-        return jax.tree.map(np.asarray, self._gradients(self.weights, batch))
+        gradients = self._gradients(self.weights, batch)
+        return gradients if self._device is not None else jax.tree.map(np.asarray, gradients)
 
     def _estimate_statistics(self) -> Weights:
         """Weights with an estimate of the statistics that normalize, from steps that count nowhere."""
@@ -189,7 +207,8 @@ class RolloutWorker:
     def _rollout(self, length: int | None = None) -> Rollout:
         spec, vector, num_envs = self.spec, self.vector, self.spec.num_envs
         length = spec.rollout_length if length is None else length
-        observations = zeros(vector.observation_space, length + 1, num_envs)
+        space = vector.observation_space if self._device is None else self._device.host_space
+        observations = None if space is None else zeros(space, length + 1, num_envs)
         reward = np.empty((length, num_envs), np.float32)
         terminated, truncated = np.zeros((2, length, num_envs), bool)
         episodes = np.full((3, length, num_envs), np.nan, np.float32)
@@ -200,9 +219,13 @@ class RolloutWorker:
         ended = False
         final: list[tuple[int, int, Observation]] = []
         write: Any = operator.setitem if isinstance(observations, np.ndarray) else put
+        if observations is None:
+            write = _write_nothing
         read: Any = operator.getitem if isinstance(noise, np.ndarray) else take
         act, advance, observation, state = self._acting(), vector.step, self.observation, self.state
         write(observations, 0, observation)
+        if self._device is not None:
+            self._device.start(self._weights, noise, length)
         for t in range(length):
             action, state, *estimates = act(observation, state, read(noise, t))
             action = np.asarray(action)
@@ -224,8 +247,12 @@ class RolloutWorker:
             if self._is_recurrent and (started := step.started):
                 state = reset_rows(state, self.policy.initial_state(num_envs), started)
         self.observation, self.state = observation, state
+        if self._device is None:
+            recorded, frames = {"observation": take(observations, slice(length))}, None
+        else:
+            (recorded, observation), frames = self._device.finish(observation), observations
         columns = Batch(
-            observation=take(observations, slice(length)),
+            **recorded,
             action=np.stack(actions) if length > 1 else actions[0][None],
             reward=reward,
             terminated=terminated,
@@ -235,7 +262,7 @@ class RolloutWorker:
             columns["log_prob"], columns["value"] = (np.stack(own) for own in zip(*evaluated, strict=True))
         if mask is not None:
             columns["mask"] = mask
-        rollout = Rollout(columns, observation, final, self._identity[1], self._after_reset)
+        rollout = Rollout(columns, observation, final, self._identity[1], self._after_reset, frames)
         check_rollout(
             rollout, observations, vector.observation_space, spec.environment.name, self._episodes.lengths
         )
@@ -257,7 +284,9 @@ class RolloutWorker:
         return {
             "environment": environment,
             "reason": reason,
-            "observation": self.observation,
+            "observation": (
+                self.observation if self._device is None else self._device.stacked(self.observation)
+            ),
             "memory": self.state,
             "episodes": self._episodes.state_dict(),
             "after_reset": self._after_reset,
@@ -272,6 +301,9 @@ class RolloutWorker:
             return
         self.vector.load_state_dict(state["environment"])
         self.observation, self.state = state["observation"], state["memory"]
+        if self._device is not None:
+            self._device.forget()
+            self.observation = self._device.unstacked(self.observation)
         self._episodes.load_state_dict(state["episodes"])
         self._after_reset = state["after_reset"]
 
@@ -283,3 +315,7 @@ class RolloutWorker:
     def close(self) -> None:
         """Close the environments."""
         self.vector.close()
+
+
+def _write_nothing(*_: Any) -> None:
+    """Observations are recorded on the device."""

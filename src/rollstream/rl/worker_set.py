@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rollstream.engine import Actor, Engine, RollstreamError
 from rollstream.replay.service import ReplayShards
+from rollstream.rl.acting import choose_acting
 from rollstream.rl.learner import Learner
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 
@@ -23,7 +26,12 @@ class WorkerSet:
 
     def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **spawn_options: Any):
         spawn_options = {"on_failure": "restart", **spawn_options}
-        spec = replace(spec, own_process=engine.remote)
+        acting = choose_acting(
+            spec.acting, learner.policy, learner.weights, spec.num_envs, own_process=engine.remote
+        )
+        spec = replace(
+            spec, own_process=engine.remote, acting=acting, env_threads=_env_threads(engine, count)
+        )
         self.engine = engine
         self.spec = spec
         self.learner = learner
@@ -67,3 +75,15 @@ class WorkerSet:
         self.learner.load_state_dict(state)
         self._stored = (-1, None)
         self.send_weights()
+
+
+def _env_threads(engine: Engine, workers: int) -> int | None:
+    """Threads of each worker's vector environment, if it has a pool of its own; `None` for its default.
+
+    Workers with processes of their own share the cores. Workers in this process get twice their share: about
+    half of them act while the others step.
+    """
+    if engine.name == "ray":  # workers may be on other machines
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, math.ceil(cores * (1 if engine.remote else 2) / workers))

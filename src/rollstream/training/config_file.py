@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rollstream.algos import ALGORITHMS
 from rollstream.algos import algorithm as algorithm_of
 from rollstream.atomic_files import write_atomically
 from rollstream.engine import RollstreamError
+from rollstream.rl.acting import Acting
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
@@ -57,8 +58,17 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursio
 # Writing -----------------------------------------------------------------------------------------
 
 
-def write_run_config(folder: Path, run_config: RunConfig, threads: Mapping[str, str]) -> dict[str, Any]:
-    """Write `config.json`; return its content."""
+def write_run_config(
+    folder: Path, run_config: RunConfig, threads: Mapping[str, str], acts_on: str = "the host"
+) -> dict[str, Any]:
+    """Write `config.json`; return its content.
+
+    Args:
+        folder: The run folder.
+        run_config: What is trained.
+        threads: Environment variables of actors that set numbers of threads.
+        acts_on: What the workers act on.
+    """
     task, environment = run_config.task, run_config.task.environment
     content = {
         "format": _FORMAT,
@@ -77,8 +87,10 @@ def write_run_config(folder: Path, run_config: RunConfig, threads: Mapping[str, 
             "seed": task.seed,
             "workers": task.workers,
             "policy": None if task.policy is None else _source(task.policy),
+            "acting": task.acting,
         },
         "engine": run_config.engine,
+        "acts_on": acts_on,
         "evaluation": asdict(run_config.evaluation),
         "checkpoints": asdict(run_config.checkpoints),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
@@ -182,6 +194,7 @@ def _check(content: Mapping[str, Any]) -> None:
         ("workers", task["workers"], 0),
     ):
         _require(type(value) is int and value >= low, name, value)
+    _require(task.get("acting", "auto") in get_args(Acting), "acting", task.get("acting"))
     _require(
         environment["vectorization"] in ("auto", "sync", "native"),
         "vectorization",
@@ -242,6 +255,7 @@ def read_run_config(
             task["seed"],
             task["workers"],
             policy,
+            task.get("acting", "auto"),
         ),
         content["engine"],
         EvaluationConfig(**content["evaluation"]),

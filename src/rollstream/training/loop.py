@@ -13,6 +13,7 @@ from rollstream.algos import supporting
 from rollstream.engine import Actor, ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
+from rollstream.rl.acting import describe_acting, has_accelerator
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Weights
 from rollstream.rl.spaces import SpaceError
@@ -121,6 +122,9 @@ class TrainingLoop:
         scope.enter_context(Watchdog(engine, interrupts, self._display.note))
         scope.enter_context(engine)
         workers, plan = self._build(engine, scope, interrupts)
+        acts_on = describe_acting(workers.spec.acting)
+        if has_accelerator() or run_config.task.acting != "auto":  # else there was nothing to choose
+            self._display.note(f"acting on {acts_on}")
         if start is not None:
             self._load_state(plan, start, workers)
         self._started = workers, plan, _items(plan)
@@ -129,7 +133,7 @@ class TrainingLoop:
             scope.enter_context(lock_folder(self._folder))
             require_new(self._folder)  # another process may have been faster
         if self._folder is not None:  # everything has been validated
-            content = write_run_config(self._folder, run_config, engine.statistics().environment)
+            content = write_run_config(self._folder, run_config, engine.statistics().environment, acts_on)
             remember(self._folder, content)
             get_weights, note, own = (
                 workers.learner.get_weights,

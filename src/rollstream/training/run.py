@@ -37,6 +37,7 @@ def train(
     seed: int | None = None,
     workers: int | None = None,
     engine: str | None = None,
+    acting: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     trust: bool = False,
@@ -69,6 +70,8 @@ def train(
         workers: number of rollout workers; 0 (default) samples in the driver process.
         engine: `inline`, `threads`, `processes` or `ray`. Default: `processes` if there are workers, else
             `inline`.
+        acting: where workers in the driver's process act: `host`, `device` (JAX's default), or `auto`
+            (default), which is an accelerator if there is one and the network is large.
         out: the run folder; without one nothing is written.
         resume: resume the run in `out` from its newest checkpoint. Arguments that are left out keep their
             values.
@@ -110,6 +113,7 @@ def train(
         frame_stack=frame_stack,
         policy=policy,
         engine=cast(Any, engine),
+        acting=cast(Any, acting),
         evaluate_every=evaluate_every,
         evaluate_episodes=evaluate_episodes,
         stop_at=stop_at,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from rollstream.engine import RollstreamError
 from rollstream.limits import Limits
+from rollstream.rl.acting import Acting
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
@@ -51,6 +52,7 @@ class TrainingArguments:
     frame_stack: Positive = None
     policy: PolicyMaker | None = None
     engine: Literal["inline", "threads", "processes", "ray"] | None = None
+    acting: Acting | None = None
     evaluate_every: Positive = None
     evaluate_episodes: Positive = None
     stop_at: float | None = None
@@ -61,7 +63,7 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
-        checked += ("engine", "stop_at", "checkpoint_every", "keep", "deadline")
+        checked += ("engine", "acting", "stop_at", "checkpoint_every", "keep", "deadline")
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
         if self.policy is not None and not callable(self.policy):
             raise RollstreamError(
@@ -82,7 +84,9 @@ class TrainingArguments:
         return RunConfig(
             self.algorithm,
             resolve_config(self.algorithm, environment.name, self.config).for_workers(self.workers or 0),
-            Task(environment, self.steps, self.seed or 0, self.workers or 0, self.policy),
+            Task(
+                environment, self.steps, self.seed or 0, self.workers or 0, self.policy, self.acting or "auto"
+            ),
             self.engine or ("processes" if self.workers else "inline"),
             self._evaluation(EvaluationConfig()),
             self._checkpoints(CheckpointConfig()),
@@ -109,9 +113,9 @@ class TrainingArguments:
         return [f"{' and '.join(changes)}, {reason}"] if changes else []
 
     def resumed_run(self, folder: Path | None) -> RunConfig:
-        """The config of the run in a folder, with changed steps, workers, engine, evaluation and checkpoints.
+        """The config of the run in a folder, with other steps, workers, engine, evaluation and checkpoints.
 
-        Everything else has to be as it was.
+        Also where workers act may change. Everything else has to be as it was.
         """
         if folder is None:
             raise RunError("resume=True needs the folder of the run: out='runs/...'")
@@ -133,10 +137,12 @@ class TrainingArguments:
                     f"the run in {folder} has {name} {expected!r}, not {given!r}, which cannot change on "
                     f"resume: leave {name} out{fix}, or start a new run in another folder"
                 )
-        workers = saved.task.workers if self.workers is None else self.workers
+        task = saved.task
+        steps, acting = self.steps or task.steps, self.acting or task.acting
+        workers = task.workers if self.workers is None else self.workers
         return replace(
             saved,
-            task=replace(saved.task, steps=self.steps or saved.task.steps, workers=workers),
+            task=replace(task, steps=steps, workers=workers, acting=acting),
             engine=self.engine or self._engine(saved),
             evaluation=self._evaluation(saved.evaluation),
             checkpoints=self._checkpoints(saved.checkpoints),
