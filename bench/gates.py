@@ -37,6 +37,13 @@ class Gate:
     """If given, the best policy of these evaluations counts, evaluated again in fresh episodes."""
     episodes: int = 100
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters that are not the tuned ones."""
+
+    @property
+    def title(self) -> str:
+        """The environment, with hyperparameters that are not the tuned ones."""
+        return ", ".join([self.environment, *(f"{name} {value}" for name, value in self.config.items())])
 
     @property
     def commands(self) -> list[str]:
@@ -46,7 +53,9 @@ class Gate:
         options = "".join(f" --env-kwargs {key}={value}" for key, value in self.env_kwargs.items())
         evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
         best = " --best" if self.evaluate_every else ""
-        folder = f"runs/{self.algorithm}-{self.environment}-1"
+        folder = "-".join(["runs/" + self.algorithm, self.environment, *map(str, self.config.values()), "1"])
+        options += "".join(f" --config.{key} {value}" for key, value in self.config.items())
+        options += f" --out {folder}" if self.config else ""
         return [
             f"rollstream train {task}{options}{workers}{evaluate}",
             f"rollstream evaluate {folder} --episodes {self.episodes}{best}",
@@ -64,6 +73,8 @@ GATES = (
     Gate("apex", "CartPole-v1", 300_000, 475, 5, 4, workers=2, evaluate_every=20_000, episodes=200),
     Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, evaluate_every=2_000, episodes=200),
     Gate("td3", "Pendulum-v1", 20_000, -180, 5, 4, evaluate_every=2_000, episodes=200),
+    Gate("dqn", "CartPole-v1", 100_000, 475, 5, 4, 0, 5_000, 200, config={"replay": "device"}),
+    Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, 0, 2_000, 200, config={"replay": "device"}),
     Gate("ppo", "Taxi-v4", 500_000, 7, seeds=3, needed=3, episodes=300),
     Gate("dqn", "Taxi-v4", 150_000, 7, seeds=3, needed=3, episodes=300),
     Gate("sac", "Taxi-v4", 60_000, 7, seeds=3, needed=3, episodes=300),
@@ -97,6 +108,7 @@ def run_gate(gate: Gate) -> Result:
                 steps=gate.steps,
                 seed=seed,
                 workers=gate.workers,
+                config=gate.config or None,
                 out=Path(folder) / "run",
                 evaluate_every=gate.evaluate_every,
                 quiet=True,
@@ -106,7 +118,7 @@ def run_gate(gate: Gate) -> Result:
             returns.append(run.evaluate(episodes=gate.episodes).mean_return)
         seconds.append(time.perf_counter() - start)
         result = f"{format_return(returns[-1])} in {seconds[-1]:.0f} s"
-        print(f"{gate.algorithm} {gate.environment} seed {seed}: {result}", flush=True)
+        print(f"{gate.algorithm} {gate.title} seed {seed}: {result}", flush=True)
     return Result(gate, tuple(returns), tuple(seconds))
 
 
@@ -126,7 +138,7 @@ def table(results: list[Result]) -> str:
         passed = "yes" if result.passed else "**no**"
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
-            f"| {gate.algorithm} | {gate.environment} | {gate.workers} | {gate.steps:,} "
+            f"| {gate.algorithm} | {gate.title} | {gate.workers} | {gate.steps:,} "
             f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
         )
     return "\n".join(lines)

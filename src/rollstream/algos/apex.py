@@ -20,6 +20,7 @@ from rollstream.algos import dqn
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
 from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
+from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
@@ -30,7 +31,6 @@ from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, Tra
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy
 from rollstream.rl.replay_operators import (
-    PRIORITY_EPSILON,
     NormalizeProbabilities,
     ParallelReplay,
     StoreToBuffer,

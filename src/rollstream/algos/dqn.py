@@ -24,6 +24,7 @@ from rollstream.limits import Fraction, NonNegativeFloat, NonNegativeInt, Option
 from rollstream.replay import importance_weights
 from rollstream.replay.buffer import ReplayBuffer
 from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.device_replay import DeviceReplay
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import q_network
 from rollstream.rl.off_policy import AlternatingConfig, OffPolicyConfig, replay_buffer, updates_per_call
@@ -116,6 +117,9 @@ class Config(QLearningConfig, AlternatingConfig):
     utd_ratio: Ratio = 0.25
     """Gradient steps per environment step (update-to-data ratio); rollouts are long enough for a whole number
     of them."""
+    replay: Literal["host", "device"] = "host"
+    """Where the replay buffer is: in the driver's memory (host), or on the learner's device (device), where
+    sampling and the updates after a rollout are one compiled program."""
     exploration_fraction: Fraction = 0.1
     """Fraction of training over which epsilon decays linearly from 1 to final_epsilon."""
     final_epsilon: Fraction = 0.05
@@ -249,7 +253,7 @@ def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     )
 
 
-def make_buffer(workers: WorkerSet, config: QLearningConfig, batch_size: int) -> ReplayBuffer:
+def make_buffer(workers: WorkerSet, config: Config, batch_size: int) -> ReplayBuffer | DeviceReplay:
     """A replay buffer of transitions, prioritized if `priority_exponent` is positive."""
     return replay_buffer(
         workers,
@@ -258,6 +262,7 @@ def make_buffer(workers: WorkerSet, config: QLearningConfig, batch_size: int) ->
         learning_starts=config.learning_starts,
         n_step=config.n_step,
         priority_exponent=config.priority_exponent,
+        replay=config.replay,
     )
 
 

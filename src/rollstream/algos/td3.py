@@ -24,6 +24,7 @@ from rollstream.rl.action_distributions import NoisyDeterministic
 from rollstream.rl.actor_policy import ActorPolicy
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.critics import Critics
+from rollstream.rl.device_replay import DeviceReplay
 from rollstream.rl.learner import Learner
 from rollstream.rl.networks import head_network
 from rollstream.rl.off_policy import AlternatingConfig, replay_buffer, updates_per_call
@@ -57,6 +58,9 @@ class Config(AlternatingConfig):
     """Number of transitions per gradient step."""
     buffer_size: PositiveInt = 1_000_000
     """Replay buffer size in transitions; the oldest are removed."""
+    replay: Literal["host", "device"] = "host"
+    """Where the replay buffer is: in the driver's memory (host), or on the learner's device (device), where
+    sampling and the updates after a rollout are one compiled program."""
     learning_starts: NonNegativeInt = 100
     """Number of transitions in the replay buffer before the first update; actions are uniform until then."""
     learning_rate: NonNegativeFloat = 1e-3
@@ -220,7 +224,7 @@ def learner(config: Config, task: Task, policy: ActorPolicy) -> Learner:
     )
 
 
-def make_buffer(workers: WorkerSet, config: Config, batch_size: int) -> ReplayBuffer:
+def make_buffer(workers: WorkerSet, config: Config, batch_size: int) -> ReplayBuffer | DeviceReplay:
     """A replay buffer of transitions, sampled uniformly."""
     return replay_buffer(
         workers,
@@ -228,6 +232,7 @@ def make_buffer(workers: WorkerSet, config: Config, batch_size: int) -> ReplayBu
         batch_size=batch_size,
         learning_starts=config.learning_starts,
         n_step=config.n_step,
+        replay=config.replay,
     )
 
 

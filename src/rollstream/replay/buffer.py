@@ -206,13 +206,15 @@ def transition_buffer(
     )
 
 
-def concatenate_frames(stacks: Array, axis: int) -> Array:
-    """Concatenate the frames of stacks `[N, k, ...]` along a negative axis.
+def concatenate_frames(stacks: Any, axis: int) -> Any:
+    """Concatenate the frames of stacks `[N, k, ...]` along a negative axis. Takes NumPy and JAX arrays.
 
     >>> concatenate_frames(np.arange(6).reshape(1, 3, 2), -1)
     array([[0, 1, 2, 3, 4, 5]])
     >>> concatenate_frames(np.arange(8).reshape(1, 2, 2, 2), -1).tolist()
     [[[0, 1, 4, 5], [2, 3, 6, 7]]]
     """
-    moved = np.moveaxis(stacks, 1, axis - 1)
+    order = [0, *range(2, stacks.ndim)]
+    order.insert(stacks.ndim + axis - 1, 1)
+    moved = stacks.transpose(order)
     return moved.reshape(*moved.shape[: axis - 1], -1, *moved.shape[moved.ndim + axis + 1 :])

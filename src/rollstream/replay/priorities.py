@@ -1,4 +1,4 @@
-"""Validation of priorities."""
+"""Priorities: validation, and what keeps them positive."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from rollstream.replay.arrays import Array
 from rollstream.replay.errors import ReplayError
+
+PRIORITY_EPSILON = 1e-6
+"""Added to priorities, so that every priority is positive."""
 
 
 def largest_priority(priorities: Array) -> float:

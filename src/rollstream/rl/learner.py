@@ -12,6 +12,9 @@ import numpy as np
 import optax
 
 from rollstream.rl.batch import Columns
+from rollstream.rl.device_replay import DeviceDraw
+from rollstream.rl.device_sampling import RingLayout
+from rollstream.rl.device_updates import updates_on_draws
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import combined_statistics
 from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
@@ -69,7 +72,8 @@ class Learner:
         self.cycle: Sequence[Update] = [] if update is None else [update] if callable(update) else update
         """The updates that take turns."""
         self._compiled: dict[Any, Any] = {}
-        """The jitted updates, by the number of updates per call, the first of them, and the kind of batch."""
+        """The jitted updates, by the number of updates per call, the first of them, and the kind of batch, or
+        the layout of replay on the device."""
         self._guards = jax.default_backend() != "cpu"
         """Whether metrics are read late, and the update keeps weights that it would make NaN."""
         self._finite: Any = np.float32(1)
@@ -102,23 +106,62 @@ class Learner:
         weights, state, finite, packed = self._program(updates, kind)(
             self.weights, self.state, self._finite, columns, inputs, self._scheduled
         )
-        metrics = UpdateMetrics(packed, schedules, self.version + 1)
-        if not self._guards:
-            metrics.rows()
-        self.weights, self.state, self._finite = weights, state, finite
+        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
         self._count(batch.steps if steps is None else steps, updates)
         schedules["n_updates"] = self.n_updates
         return metrics
 
-    def _program(self, updates: int, kind: type | None = None) -> Any:
-        """The jitted updates that come next, so many in one call, for a batch of this kind."""
+    def train_on_draw(self, draw: DeviceDraw, *, updates: int = 1) -> Mapping[str, Any]:
+        """Train on transitions that the jitted update itself samples from replay on the device.
+
+        It also sets their new priorities, which count from the next update on. Returns the metrics, as
+        `train` does.
+
+        Args:
+            draw: Chooses the transitions.
+            updates: Number of updates, each with an equal part of the draw, in one compiled program; see
+                `train`.
+        """
+        storage, schedules = draw.storage, self._schedule()
+        inputs = self._draw_inputs(updates)
+        weights, state, finite, storage.priorities, packed = self._program(updates, storage.layout)(
+            self.weights,
+            self.state,
+            self._finite,
+            storage.priorities,
+            storage.arrays,
+            draw.draws,
+            inputs,
+            self._scheduled,
+        )
+        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
+        self._count(0, updates)
+        schedules["n_updates"] = self.n_updates
+        return metrics
+
+    def _take_up(self, weights: Weights, state: Any, finite: Array, metrics: UpdateMetrics) -> None:
+        """Take up what an update returned, unless it diverged."""
+        if not self._guards:
+            metrics.rows()
+        self.weights, self.state, self._finite = weights, state, finite
+
+    def _program(self, updates: int, kind: type | RingLayout | None = None) -> Any:
+        """The jitted updates that come next, so many in one call.
+
+        They are for a batch of this kind, or for draws from replay on the device of this layout.
+        """
         assert self.cycle, "this learner applies gradients and has no update for batches"
         turn = self.version % len(self.cycle)
         key = (1, self.cycle[turn], kind) if updates == 1 else (updates, turn, kind)
         if key not in self._compiled:
             turns = [*self.cycle[turn:], *self.cycle[:turn]]
-            program = partial(updates_on_batch, turns, updates, kind, guards=self._guards)
-            self._compiled[key] = jit(program, concurrent=self._concurrent)
+            on_device = isinstance(kind, RingLayout)
+            program = updates_on_draws if on_device else updates_on_batch
+            self._compiled[key] = jit(
+                partial(program, turns, updates, kind, guards=self._guards),
+                concurrent=self._concurrent,
+                donate=(3,) if on_device else (),  # the priorities
+            )
         return self._compiled[key]
 
     def _draw_inputs(self, updates: int) -> Any:

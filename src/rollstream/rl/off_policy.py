@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -16,6 +15,7 @@ from rollstream.engine import RollstreamError
 from rollstream.replay import ArraySpec, infer_signature
 from rollstream.replay.buffer import ReplayBuffer, transition_buffer
 from rollstream.rl.algorithm import AlgorithmConfig
+from rollstream.rl.device_replay import DeviceReplay
 from rollstream.rl.frame_stack import newest_frame
 from rollstream.rl.spaces import channel_axis, zeros
 from rollstream.rl.worker_set import WorkerSet
@@ -59,6 +59,7 @@ class AlternatingConfig(OffPolicyConfig, Protocol):
 
     batch_size: int
     utd_ratio: float
+    replay: Literal["host", "device"] = "host"
 
     def steps_per_rollout(self) -> int:
         """Steps per environment in a rollout: as many as it takes for a whole number of updates."""
@@ -81,13 +82,14 @@ class AlternatingConfig(OffPolicyConfig, Protocol):
 def updates_per_call(workers: WorkerSet, config: AlternatingConfig) -> int:
     """How many of the updates after a rollout are one compiled program: all, if their rows are not too many.
 
-    They divide the updates evenly, so that one program is enough; each that takes turns comes as often.
+    They divide the updates evenly, so that one program is enough; each that takes turns comes as often. With
+    replay on the device no rows are drawn.
     """
     policy: Any = workers.learner.policy
     frame_stack = workers.spec.environment.frame_stack
     signature = transition_signature(policy.observation_space, policy.action_space, frame_stack)
     row = 2 * sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in signature.values())
-    row *= frame_stack
+    row *= frame_stack if config.replay == "host" else 0
     updates, turns = config.updates_per_rollout(), len(workers.learner.cycle)
     fitting = [n for n in range(turns, updates + 1, turns) if n * config.batch_size * row <= MAX_DRAW]
     return max((n for n in fitting if updates % n == 0), default=1)
@@ -102,7 +104,7 @@ def replay_buffers(
     n_step: int = 1,
     priority_exponent: float = 0.0,
     shards: int = 1,
-) -> Callable[[int], ReplayBuffer]:
+) -> partial[ReplayBuffer]:
     """Returns a function that creates the replay buffer of a shard, for the spaces of these workers.
 
     Args:
@@ -131,14 +133,32 @@ def replay_buffers(
 
 
 def replay_buffer(
-    workers: WorkerSet, *, buffer_size: int, batch_size: int, learning_starts: int, **options: Any
-) -> ReplayBuffer:
-    """A replay buffer in the driver, sampled from `learning_starts` transitions on; see `replay_buffers`."""
-    min_size = max(1, learning_starts)
+    workers: WorkerSet,
+    *,
+    buffer_size: int,
+    batch_size: int,
+    learning_starts: int,
+    replay: Literal["host", "device"] = "host",
+    **options: Any,
+) -> ReplayBuffer | DeviceReplay:
+    """A replay buffer of all workers, sampled from `learning_starts` transitions on; see `replay_buffers`.
+
+    Args:
+        workers: The workers whose transitions are stored.
+        buffer_size: Maximum number of transitions.
+        batch_size: Transitions per batch.
+        learning_starts: Transitions before the first batch.
+        replay: `host` for the driver's memory, `device` for that of the learner's device.
+        options: Further arguments of `replay_buffers`.
+    """
     make = replay_buffers(
-        workers, buffer_size=buffer_size, batch_size=batch_size, min_size=min_size, **options
+        workers, buffer_size=buffer_size, batch_size=batch_size, min_size=max(1, learning_starts), **options
     )
-    return make(0)
+    if replay == "host":
+        return make(0)
+    [signature], spec = make.args, workers.spec
+    num_envs = spec.num_envs * len(workers.actors)
+    return DeviceReplay(signature, num_envs=num_envs, rollout_length=spec.rollout_length, **make.keywords)
 
 
 def transition_signature(

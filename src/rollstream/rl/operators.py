@@ -11,6 +11,7 @@ from rollstream import flow
 from rollstream.flow import Context, ParIter
 from rollstream.replay.buffer import ReplayBatch
 from rollstream.rl.batch import Batch, Columns
+from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.params import Weights
 from rollstream.rl.reporting import TRAIN, Report, ReportMetrics, is_heartbeat
@@ -120,10 +121,13 @@ class TrainOneStep(_Training):
         self._updates = updates
         self._send_weights = send_weights
 
-    def __call__(self, batch: Batch | ReplayBatch, context: Context) -> Report:
+    def __call__(self, batch: Batch | ReplayBatch | DeviceDraw, context: Context) -> Report:
         """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
         learner, report = self.workers.learner, self._staleness(context)
-        if isinstance(batch, ReplayBatch):
+        if isinstance(batch, DeviceDraw):
+            learner.steps = max(learner.steps, batch.env_steps)
+            metrics = learner.train_on_draw(batch, updates=self._updates)
+        elif isinstance(batch, ReplayBatch):
             learner.steps = max(learner.steps, batch.env_steps)  # epsilon and beta count the newest rollout
             metrics = learner.train(Columns(batch.columns), 0, updates=self._updates)
             if "priority" in metrics:

@@ -4,60 +4,97 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from rollstream import flow
+from rollstream.engine import RollstreamError
 from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
+from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.service import ReplayShards
+from rollstream.rl.device_replay import DeviceDraw, DeviceReplay
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.reporting import WILL_UPDATE, Report
 from rollstream.rl.rollout import Rollout
 
-PRIORITY_EPSILON = 1e-6
-"""Added to priorities, so that every priority is positive."""
-
 
 class StoreToBuffer:
-    """Stores rollouts, in a local buffer or in the worker's shard; passes on a report of their episodes."""
+    """Stores rollouts: in a local buffer, on the learner's device, or in the worker's shard.
 
-    def __init__(self, replay: ReplayBuffer | ReplayShards):
+    Passes on a report of their episodes.
+    """
+
+    def __init__(self, replay: ReplayBuffer | DeviceReplay | ReplayShards):
         self.replay = replay
         self.env_steps = 0
         """Environment steps stored so far."""
 
     def __call__(self, rollouts: Rollout | Sequence[Rollout]) -> Report:
         """A report of the episodes that ended, and of a local buffer its size and samples per insert."""
-        rollouts = [rollouts] if isinstance(rollouts, Rollout) else rollouts
+        replay = self.replay
+        if isinstance(rollouts, Rollout):
+            if isinstance(replay, DeviceReplay):
+                _require_round(replay, rollouts)
+            rollouts = [rollouts]
+        chunks: list[Chunk] = []
         for rollout in rollouts:
             chunk = rollout_chunk(rollout, self.env_steps)
             self.env_steps = chunk.env_steps
-            if isinstance(self.replay, ReplayBuffer):
-                self.replay.insert(chunk)
+            if isinstance(replay, ReplayBuffer):
+                replay.insert(chunk)
+            elif isinstance(replay, DeviceReplay):
+                chunks.append(chunk)
             else:
-                self.replay.shard(rollout.worker).send("insert", chunk)
+                replay.shard(rollout.worker).send("insert", chunk)
+        if isinstance(replay, DeviceReplay):
+            replay.insert(chunks)
         episodes = [ended_episodes(rollout.columns) for rollout in rollouts]
         report: Report = {"episodes": episodes[0] if len(episodes) == 1 else np.concatenate(episodes)}
-        if isinstance(self.replay, ReplayBuffer):
-            limiter = self.replay.table.rate_limiter
-            report[WILL_UPDATE] = self.replay.table.can_sample(self.replay.batch_size)
-            report["replay/size"] = self.replay.table.size
+        if not isinstance(replay, ReplayShards):
+            table = replay.table if isinstance(replay, ReplayBuffer) else replay
+            limiter = table.rate_limiter
+            report[WILL_UPDATE] = table.can_sample(replay.batch_size)
+            report["replay/size"] = table.size
             if (inserts := limiter.inserts - limiter.min_size) > 0:
                 report["replay/samples_per_insert"] = limiter.samples / inserts
         return report
 
     def state_dict(self) -> dict[str, Any]:
         """The local buffer, without a copy: the flow makes one. Shards are actors with their own state."""
-        local = self.replay.state_dict(copy=False) if isinstance(self.replay, ReplayBuffer) else None
+        local = None
+        if isinstance(self.replay, ReplayBuffer):
+            local = self.replay.state_dict(copy=False)
+        elif isinstance(self.replay, DeviceReplay):
+            local = self.replay.state_dict()
         return {"env_steps": self.env_steps, "buffer": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the local buffer."""
         self.env_steps = state["env_steps"]
-        if isinstance(self.replay, ReplayBuffer):
+        if not isinstance(self.replay, ReplayShards):
+            _require_same_place(self.replay, state["buffer"])
             self.replay.load_state_dict(state["buffer"])
+
+
+def _require_round(replay: DeviceReplay, rollout: Rollout) -> None:
+    width = rollout.columns["reward"].shape[1]
+    if width != replay.layout.num_envs:
+        raise RollstreamError(
+            f"a rollout has {width} of the {replay.layout.num_envs} environments, and replay on the device "
+            f"stores those of all workers together: put gather_sync() before StoreToBuffer"
+        )
+
+
+def _require_same_place(replay: ReplayBuffer | DeviceReplay, state: Mapping[str, Any]) -> None:
+    saved = "device" if "device" in state else "host"
+    own = "device" if isinstance(replay, DeviceReplay) else "host"
+    if saved != own:
+        raise RollstreamError(
+            f"the checkpoint has its replay buffer on the {saved}, and replay is {own}: resume with replay "
+            f"{saved}"
+        )
 
 
 def rollout_chunk(rollout: Rollout, env_steps: int) -> Chunk:
@@ -84,8 +121,12 @@ def _as_int32(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return action.astype(np.int32) if action.dtype == np.int64 else action
 
 
-def Replay(buffer: ReplayBuffer) -> Iter[ReplayBatch]:  # noqa: N802
-    """Batches from a local buffer, as soon as it may be sampled."""
+@overload
+def Replay(buffer: ReplayBuffer) -> Iter[ReplayBatch]: ...
+@overload
+def Replay(buffer: DeviceReplay) -> Iter[DeviceDraw]: ...
+def Replay(buffer: ReplayBuffer | DeviceReplay) -> Iter[Any]:  # noqa: N802
+    """Batches from a local buffer, as soon as it may be sampled; on the device, what chooses them."""
     return flow.from_poll(buffer.sample, name="Replay")
 
 
@@ -122,9 +163,12 @@ class NormalizeProbabilities:
 
 
 class UpdatePriorities:
-    """Sets the new priorities of the items of a replay batch; passes the report on."""
+    """Sets the new priorities of the items of a replay batch; passes the report on.
 
-    def __init__(self, replay: ReplayBuffer | ReplayShards):
+    Of replay on the device, the update itself has set them.
+    """
+
+    def __init__(self, replay: ReplayBuffer | DeviceReplay | ReplayShards):
         self.replay = replay
         self._restarts: dict[str, int] = {}
         """Restarts of each shard that are accounted for."""
@@ -142,7 +186,7 @@ class UpdatePriorities:
         if "priority" in report:  # sampling is uniform otherwise
             keys, priority = report.pop("priority")
             self._update(keys, priority + PRIORITY_EPSILON, context)
-        if isinstance(self.replay, ReplayBuffer):
+        if not isinstance(self.replay, ReplayShards):
             return report
         return report | self._shard_metrics(self.replay, context)
 
