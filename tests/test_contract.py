@@ -693,7 +693,7 @@ def test_9_flatten_copies_and_batch_merges(engine: rs.Engine) -> None:
 
     workers = engine.spawn(Worker, (4,), count=2, name="worker")
     [(_, provenance)] = flow.from_actors(workers, "sample").gather_async().batch(8).zip_with_source()
-    assert {span.source: (span.first, span.last, span.count) for span in provenance.spans} == {
+    assert {span.source: (span.first, span.last, span.items) for span in provenance.spans} == {
         "worker[0]": (0, 3, 4),
         "worker[1]": (0, 3, 4),
     }
@@ -1045,7 +1045,7 @@ def test_13_provenance_and_turns_go_on(make_engine: MakeEngine) -> None:
 
     def span_of(provenance: Provenance) -> list[int]:
         [span] = provenance.spans
-        return [span.first, span.last, span.count]
+        return [span.first, span.last, span.items]
 
     expected = [["L", first, first + 3, 4] for first in (0, 4, 8)], [[i % 3, i] for i in range(12)]
     with make_engine() as engine:

@@ -17,13 +17,13 @@ _SPANS = 64
 
 
 class Span(NamedTuple):
-    """Items `first` to `last` of one stream of one source, `count` of them."""
+    """Items `first` to `last` of one stream of one source, `items` of them."""
 
     source: str
     stream: str
     first: int
     last: int
-    count: int
+    items: int
 
 
 class Tally(NamedTuple):
@@ -54,7 +54,7 @@ class Provenance:
     @property
     def count(self) -> int:
         """The number of source items."""
-        return sum(span.count for span in self.spans)
+        return sum(span.items for span in self.spans)
 
     def total(self, note: str) -> float:
         """The sum of a note over the source items (environment steps, say); 0 if none has it."""
@@ -69,14 +69,16 @@ class Provenance:
         return self.notes[note].most if note in self.notes else None
 
 
+SourceOrigin: TypeAlias = tuple[str, str, int] | tuple[str, str, int, dict[str, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
     """The origins of a `gather_sync` row, one per element, so that `flatten` can restore them."""
 
-    parts: tuple[Origin, ...]
+    parts: tuple[SourceOrigin | Provenance, ...]
 
 
-SourceOrigin: TypeAlias = tuple[str, str, int] | tuple[str, str, int, dict[str, float]]
 Origin: TypeAlias = "SourceOrigin | Provenance | RowOrigin"
 
 
@@ -111,7 +113,7 @@ def _tallies(numbers: Mapping[str, float]) -> dict[str, Tally]:
     return {key: Tally(value, value, value) for key, value in numbers.items()}
 
 
-def merged(row: RowOrigin) -> Origin:
+def merged(row: RowOrigin) -> SourceOrigin | Provenance:
     """One origin for a row."""
     if len(row.parts) == 1:
         return row.parts[0]
@@ -158,7 +160,7 @@ class Merger:
         spans = self._spans.get((source, stream))
         if spans is None or spans[-1].last != sequence - 1:
             return False
-        first, count = spans[-1].first, spans[-1].count
+        first, count = spans[-1].first, spans[-1].items
         spans[-1] = Span(source, stream, first, sequence, count + 1)
         for key, value in rest[0].items() if rest else ():
             have = self._notes.get(key)
@@ -195,26 +197,26 @@ def _insert(spans: list[Span], new: Span) -> int:
     """Add a span to sorted, disjoint ones; returns the number of its items that are new."""
     if not spans:
         spans.append(new)
-        return new.count
+        return new.items
     if (last := spans[-1]).last == new.first - 1:  # the common case
-        spans[-1] = Span(new.source, new.stream, last.first, new.last, last.count + new.count)
-        return new.count
+        spans[-1] = Span(new.source, new.stream, last.first, new.last, last.items + new.items)
+        return new.items
     position = bisect_right(spans, new.first, key=lambda span: span.first)
     start = position - 1 if position and spans[position - 1].last >= new.first - 1 else position
     end, known = start, 0
     while end < len(spans) and spans[end].first <= new.last + 1:
         overlap = min(spans[end].last, new.last) - max(spans[end].first, new.first) + 1
-        known += max(0, min(overlap, new.count))
+        known += max(0, min(overlap, new.items))
         end += 1
     touched = spans[start:end]
-    fresh = max(0, new.count - known)
+    fresh = max(0, new.items - known)
     first = min([new.first, *(span.first for span in touched)])
     last = max([new.last, *(span.last for span in touched)])
-    count = fresh + sum(span.count for span in touched)
+    count = fresh + sum(span.items for span in touched)
     spans[start:end] = [Span(new.source, new.stream, first, last, count)]
     if len(spans) > _SPANS:
         old, next_ = spans[0], spans[1]
-        spans[:2] = [Span(old.source, old.stream, old.first, next_.last, old.count + next_.count)]
+        spans[:2] = [Span(old.source, old.stream, old.first, next_.last, old.items + next_.items)]
     return fresh
 
 

@@ -100,7 +100,8 @@ class Learner:
             updates: Number of updates, each with an equal part of the batch's rows, in one compiled program:
                 one, or a multiple of those that take turns.
         """
-        kind, columns = (type(batch), dict(batch)) if isinstance(batch, Columns) else (None, batch)
+        kind: Any = type(batch) if isinstance(batch, Columns) else None
+        columns = batch if kind is None else dict(batch)
         schedules = self._schedule()
         inputs = self._draw_inputs(updates)
         weights, state, finite, packed = self._program(updates, kind)(
