@@ -6,32 +6,63 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollstream.replay.arrays import Array, constant, filled
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.items import Items
 from rollstream.replay.selectors import OrderedSelector, Selector, Slots
 
-_ONE = np.int64(1)
-"""`np.add.at` takes 4 us for 1024 indices if the dtypes agree, and 76 us with a Python int."""
-_FEW = 64
-"""Up to here, looking for duplicates in a set is faster: for 32 items, counting takes 2 us instead of 4."""
 
+class Sample:
+    """Sampled items; every array has one entry per item.
 
-class Sample(NamedTuple):
-    """Sampled items; every array has one entry per item. Where all entries are equal, it may be read-only."""
+    What few callers read is computed when it is read.
+    """
 
-    keys: Array
-    """Identify items in `update_priorities` and `delete`."""
-    probabilities: Array
-    priorities: Array
-    times_sampled: Array
-    """How often the item has been sampled, including this time."""
-    table_sizes: Array
-    """Number of items in the table when each was sampled."""
-    lengths: Array
-    """Number of steps of each item."""
-    columns: dict[str, Array]
-    """The table's fields; copies. Frame stacks of one-step items share memory with those of their next
-    observations."""
+    __slots__ = ("_lengths", "_records", "_table_sizes", "_times_sampled", "columns", "keys", "probabilities")
+
+    def __init__(
+        self,
+        columns: dict[str, Array],
+        probabilities: Array,
+        records: Array,
+        table_sizes: Array | int,
+        times_sampled: Array | None,
+        lengths: Array | None,
+    ):
+        self.columns = columns
+        """The table's fields; copies. Frame stacks of one-step items share memory with those of their next
+        observations."""
+        self.keys: Array = records[2]
+        """Identify items in `update_priorities` and `delete`."""
+        self.probabilities = probabilities
+        self._records = records
+        self._table_sizes = table_sizes
+        self._times_sampled = times_sampled
+        self._lengths = lengths
+
+    @property
+    def priorities(self) -> Array:
+        """The priority of each item."""
+        return self._records[3].view(np.float64)
+
+    @property
+    def times_sampled(self) -> Array:
+        """How often the item has been sampled, including this time."""
+        if self._times_sampled is None:
+            return self._records[4] + _occurrences(self.keys)
+        return self._times_sampled
+
+    @property
+    def table_sizes(self) -> Array:
+        """Number of items in the table when each was sampled."""
+        return self._filled(self._table_sizes)
+
+    @property
+    def lengths(self) -> Array:
+        """Number of steps of each item."""
+        return self._filled(1 if self._lengths is None else self._lengths)
+
+    def _filled(self, value: Array | int) -> Array:
+        return filled(len(self.keys), value, np.int64) if isinstance(value, int) else value
 
 
 class Draws(NamedTuple):
@@ -41,7 +72,7 @@ class Draws(NamedTuple):
     probabilities: Array
     times_sampled: Array | None
     """`None` if the draws are not yet counted."""
-    table_sizes: Array
+    table_sizes: Array | int
     exhausted: Slots | None = None
     """Items that reached `max_times_sampled`: removed from the sampler, but not yet from the table."""
 
@@ -67,7 +98,7 @@ def draw_items(
     else:
         uniforms = generator.random(count)
     slots, probabilities = sampler.select(uniforms)
-    return Draws(slots, probabilities, None, constant(count, items.size, np.int64))
+    return Draws(slots, probabilities, None, items.size)
 
 
 def _draw_in_order(
@@ -81,7 +112,7 @@ def _draw_in_order(
     if len(order) < count or sizes[-1] < min_size:
         return None
     slots = ranked[order]
-    times_sampled = count_samples(items, slots, items.times_sampled[slots])
+    times_sampled = _count_samples(items, slots)
     exhausted = slots[times_sampled == max_times_sampled]
     sampler.remove(exhausted)
     return Draws(slots, np.ones(count), times_sampled, sizes, exhausted)
@@ -112,7 +143,7 @@ def _draw_with_limit(
         slots, probabilities = sampler.select(uniforms[drawn:])
         stop = _first_exhausted(items, slots, max_times_sampled)
         slots, probabilities = slots[:stop], probabilities[:stop]
-        times_sampled = count_samples(items, slots, items.times_sampled[slots])
+        times_sampled = _count_samples(items, slots)
         parts.append(Draws(slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
         if times_sampled[-1] == max_times_sampled:
             exhausted.append(slots[-1:])
@@ -129,18 +160,11 @@ def _first_exhausted(items: Items, slots: Slots, max_times_sampled: int) -> int:
     return int(reached[0]) + 1 if reached.size else len(slots)
 
 
-def count_samples(items: Items, slots: Slots, before: Array) -> Array:
+def _count_samples(items: Items, slots: Slots) -> Array:
     """Count each draw, and return how often the item has been sampled, including this draw."""
-    times = before + 1
-    if len(slots) <= _FEW and len(set(slots.tolist())) == len(slots):
-        items.times_sampled[slots] = times
-        return times
-    np.add.at(items.times_sampled, slots, _ONE)
-    after = items.times_sampled[slots]
-    if np.count_nonzero(after != times):
-        repeated = np.flatnonzero(after != times)
-        times[repeated] = before[repeated] + _occurrences(slots[repeated])
-    return times
+    times_sampled = items.times_sampled[slots] + _occurrences(slots)
+    items.count_samples(slots)
+    return times_sampled
 
 
 def _occurrences(slots: Slots) -> Array:

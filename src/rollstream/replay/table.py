@@ -13,7 +13,7 @@ from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
 from rollstream.replay.priorities import largest_priority, listed
-from rollstream.replay.sampling import Sample, count_samples, draw_items
+from rollstream.replay.sampling import Sample, draw_items
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
@@ -98,7 +98,6 @@ class Table:
         self.max_times_sampled = max_times_sampled
         self.max_priority = 1.0
         """The largest priority so far, and the default for new items."""
-        self.unique_samples = 0
         self.stale_updates = 0
         self._lag = 0  # of the rows of items; see `insert_unchecked`
         self._num_leaving = 0  # oldest items that are about to be removed
@@ -287,26 +286,21 @@ class Table:
             raise SampleRefused(
                 f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
             )
-        start, end, keys, priorities, times_sampled = self._items.read(draws.slots)
-        if draws.times_sampled is not None:
-            times_sampled = draws.times_sampled
-        else:
-            times_sampled = count_samples(self._items, draws.slots, times_sampled)
-        lengths = self._lengths(start, end)
+        records = self._items.read(draws.slots)
+        if draws.times_sampled is None:
+            self._items.count_samples(draws.slots)
+        start, end, lengths = records[0], records[1], None
         if self._one_step:
             columns = gather_rows(self.storage, self.fields, start, end)
         else:
+            lengths = self._lengths(start, end)
             columns = gather_fields(
                 self.storage, self.fields, start, end, lengths, max_length=self.max_length
             )
-        sample = Sample(
-            keys, draws.probabilities, priorities, times_sampled, draws.table_sizes, lengths, columns
-        )
         self.rate_limiter.samples += count
-        self.unique_samples += int(np.count_nonzero(times_sampled == 1))
         if draws.exhausted is not None and draws.exhausted.size:
             self._remove_sampled(draws.exhausted)
-        return sample
+        return Sample(columns, draws.probabilities, records, draws.table_sizes, draws.times_sampled, lengths)
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -347,7 +341,7 @@ class Table:
             inserts=limiter.inserts,
             samples=limiter.samples,
             deletes=limiter.deletes,
-            unique_samples=self.unique_samples,
+            unique_samples=self._items.unique_samples,
             stale_updates=self.stale_updates,
         )
 
@@ -361,7 +355,7 @@ class Table:
             "rate_limiter": self.rate_limiter.state_dict(),
             "generator": self._generator.bit_generator.state,
             "max_priority": self.max_priority,
-            "unique_samples": self.unique_samples,
+            "unique_samples": self._items.unique_samples,
             "stale_updates": self.stale_updates,
             "lag": self._lag,
         }
@@ -369,7 +363,7 @@ class Table:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of a table with the same arguments."""
         self.storage.load_state_dict(state["storage"])
-        self._items.load_state_dict(state["items"])
+        self._items.load_state_dict(state["items"], int(state["unique_samples"]))
         self.storage.release(self.used_rows())
         self._lag = int(state["lag"])
         for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
@@ -378,4 +372,4 @@ class Table:
         self.rate_limiter.load_state_dict(state["rate_limiter"])
         self._generator.bit_generator.state = state["generator"]
         self.max_priority = float(state["max_priority"])
-        self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
+        self.stale_updates = int(state["stale_updates"])

@@ -319,7 +319,7 @@ class Writer:
         own = np.empty(shape)
         own[:] = np.nan if given is None else given
         if given is not None:
-            largest_priority(own)  # raises if one is invalid
+            largest_priority(own.ravel())  # raises if one is invalid
         return np.concatenate([before, own])
 
     def _check(self, values: dict[str, Array], last_values: dict[str, Array], shape: tuple[int, int]) -> None:
