@@ -1,4 +1,4 @@
-"""Samples of a table, and how its sampler draws them."""
+"""Samples of a table, and draws of items that are removed once they were sampled often enough."""
 
 from __future__ import annotations
 
@@ -66,18 +66,17 @@ class Sample:
 
 
 class Draws(NamedTuple):
-    """Items drawn one after the other."""
+    """Items drawn one after the other, and counted."""
 
     slots: Slots
     probabilities: Array
-    times_sampled: Array | None
-    """`None` if the draws are not yet counted."""
-    table_sizes: Array | int
-    exhausted: Slots | None = None
+    times_sampled: Array
+    table_sizes: Array
+    exhausted: Slots
     """Items that reached `max_times_sampled`: removed from the sampler, but not yet from the table."""
 
 
-def draw_items(
+def draw_with_limit(
     sampler: Selector,
     items: Items,
     count: int,
@@ -85,20 +84,13 @@ def draw_items(
     max_times_sampled: int,
     min_size: int,
 ) -> Draws | None:
-    """Draw `count` items.
+    """Draw `count` items, each of which is removed once it was sampled `max_times_sampled` times.
 
     Returns `None`, and changes nothing, if removing exhausted items leaves fewer than `min_size` on the way.
     """
     if isinstance(sampler, OrderedSelector):
-        if max_times_sampled:
-            return _draw_in_order(sampler, items, count, max_times_sampled, min_size)
-        uniforms = np.zeros(count)
-    elif max_times_sampled:
-        return _draw_with_limit(sampler, items, count, generator, max_times_sampled, min_size)
-    else:
-        uniforms = generator.random(count)
-    slots, probabilities = sampler.select(uniforms)
-    return Draws(slots, probabilities, None, items.size)
+        return _draw_in_order(sampler, items, count, max_times_sampled, min_size)
+    return _draw_at_random(sampler, items, count, generator, max_times_sampled, min_size)
 
 
 def _draw_in_order(
@@ -118,7 +110,7 @@ def _draw_in_order(
     return Draws(slots, np.ones(count), times_sampled, sizes, exhausted)
 
 
-def _draw_with_limit(
+def _draw_at_random(
     sampler: Selector,
     items: Items,
     count: int,
@@ -131,7 +123,7 @@ def _draw_with_limit(
     if items.size - count < min_size:  # too few may be left on the way
         saved = sampler.slots(), items.times_sampled.copy(), generator.bit_generator.state
     uniforms = generator.random(count)
-    parts: list[Draws] = []
+    parts: list[tuple[Array, ...]] = []
     exhausted: list[Slots] = [np.empty(0, np.int64)]
     drawn, size = 0, items.size
     while drawn < count:
@@ -144,13 +136,13 @@ def _draw_with_limit(
         stop = _first_exhausted(items, slots, max_times_sampled)
         slots, probabilities = slots[:stop], probabilities[:stop]
         times_sampled = _count_samples(items, slots)
-        parts.append(Draws(slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
+        parts.append((slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
         if times_sampled[-1] == max_times_sampled:
             exhausted.append(slots[-1:])
             sampler.remove(slots[-1:])
             size -= 1
         drawn += len(slots)
-    columns = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:-1])
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Draws(*columns, exhausted=np.concatenate(exhausted))
 
 

@@ -13,7 +13,7 @@ from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
 from rollstream.replay.priorities import largest_priority, listed
-from rollstream.replay.sampling import Sample, draw_items
+from rollstream.replay.sampling import Sample, draw_with_limit
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
@@ -272,24 +272,22 @@ class Table:
         """Sample items with replacement, as if one after the other."""
         if count < 1:
             raise ReplayError(f"cannot sample {count} items; sample 1 or more")
-        draws = None
-        if self.rate_limiter.can_sample(count):
-            draws = draw_items(
-                self.sampler,
-                self._items,
-                count,
-                generator,
-                self.max_times_sampled,
-                self.rate_limiter.min_size,
+        if not self.rate_limiter.can_sample(count):
+            raise self._sample_refused(count)
+        items, draws, lengths = self._items, None, None
+        if self.max_times_sampled:
+            draws = draw_with_limit(
+                self.sampler, items, count, generator, self.max_times_sampled, self.rate_limiter.min_size
             )
-        if draws is None:
-            raise SampleRefused(
-                f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
-            )
-        records = self._items.read(draws.slots)
-        if draws.times_sampled is None:
-            self._items.count_samples(draws.slots)
-        start, end, lengths = records[0], records[1], None
+            if draws is None:
+                raise self._sample_refused(count)
+            slots, probabilities = draws.slots, draws.probabilities
+            records = items.read(slots)
+        else:
+            slots, probabilities = self.sampler.select(generator.random(count))
+            records = items.read(slots)
+            items.count_samples(slots)
+        start, end = records[0], records[1]
         if self._one_step:
             columns = gather_rows(self.storage, self.fields, start, end)
         else:
@@ -298,9 +296,16 @@ class Table:
                 self.storage, self.fields, start, end, lengths, max_length=self.max_length
             )
         self.rate_limiter.samples += count
-        if draws.exhausted is not None and draws.exhausted.size:
+        if draws is None:
+            return Sample(columns, probabilities, records, items.size, None, lengths)
+        if draws.exhausted.size:
             self._remove_sampled(draws.exhausted)
-        return Sample(columns, draws.probabilities, records, draws.table_sizes, draws.times_sampled, lengths)
+        return Sample(columns, probabilities, records, draws.table_sizes, draws.times_sampled, lengths)
+
+    def _sample_refused(self, count: int) -> SampleRefused:
+        return SampleRefused(
+            f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
+        )
 
     # Rows --------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class SumTree:
             count //= self.WIDTH
         self._children = [sums.reshape(-1, self.WIDTH) for sums in self._sums[:-1]]
         self._cumulative = np.zeros(len(self._sums[-1]))  # of the top level
-        self._total = self._cumulative[-1:]
+        self._bounds, self._total = self._cumulative[:-1], self._cumulative[-1:]
         self._stale: list[Array | slice] = []  # leaves whose parents have to be summed again
         self._num_stale = 0
 
@@ -75,8 +75,8 @@ class SumTree:
                 nodes = nodes >> _BITS
             if nodes.size > 64:  # adjacent children share their parent
                 nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
-            self._sums[level + 1][nodes] = np.add.reduce(children.take(nodes, axis=0), axis=1)
-        np.add.accumulate(self._sums[-1], out=self._cumulative)
+            self._sums[level + 1][nodes] = np.add.reduce(children.take(nodes, 0), 1)
+        np.add.accumulate(self._sums[-1], 0, None, self._cumulative)
 
     def sample(self, uniforms: Array) -> tuple[Array, Array]:
         """A leaf for each random number in [0, 1), in proportion to the weights; and its share of the total.
@@ -101,15 +101,15 @@ class SumTree:
         target is the target among its children: as random as what lies below, and without a special case
         for the first child.
         """
-        nodes = self._cumulative[:-1].searchsorted(targets, side="right")
+        nodes = self._bounds.searchsorted(targets, "right")
         targets = self._cumulative[nodes] - targets
         ends = np.arange(0, len(targets) * self.WIDTH, self.WIDTH)
         for children in reversed(self._children):
-            sums = children.take(nodes, axis=0)
+            sums = children.take(nodes, 0)
             first = sums[:, 0]
             first -= targets
-            np.add.accumulate(sums, axis=1, out=sums)
-            child = (sums >= _ZERO).argmax(axis=1)
+            np.add.accumulate(sums, 1, None, sums)
+            child = (sums >= _ZERO).argmax(1)
             nodes = (nodes << _BITS) + child
             targets = sums.ravel()[ends + child]
         return nodes
