@@ -47,12 +47,14 @@ def append_steps(
     """
     count, width = ends.step_ids.size, ends.step_ids.shape[1]
     new, newest = part(taken, 0, count), part(taken, count - width, count)
-    rows = as_array(new)
     # In the common case the first steps are right before the rows of this write: the steps are consecutive.
     whole = None
     if isinstance(taken, slice) and isinstance(tails, slice) and tails.stop == taken.start:
         whole = slice(tails.start, tails.start + count)
-    steps = rows - width if whole else np.concatenate([as_array(tails), rows[:-width]])
+        consecutive = np.arange(tails.start, taken.start + count)
+    else:
+        consecutive = np.concatenate([as_array(tails), as_array(new)])
+    steps, rows = consecutive[:count], consecutive[width:]
     storage.previous[new] = steps
     storage.step_ids[new] = ends.step_ids.ravel()
     inner = part(taken, 0, count - width)
@@ -74,11 +76,11 @@ def append_steps(
     if not ends.num_ended:
         return steps, rows
     after = rows.copy()
-    finals = as_array(part(taken, count, count + ends.num_ended))
+    finals = part(taken, count, count + ends.num_ended)
     first_rows = rows[ends.positions]
     storage.previous[first_rows] = first_rows
     storage.step_ids[finals] = ends.final_ids
-    after[ends.positions] = finals
+    after[ends.positions] = as_array(finals)
     write_finals(
         storage, observations, ends.positions, width, steps[ends.positions], finals, final_observations
     )
@@ -136,16 +138,16 @@ def write_finals(
     index: Array,
     width: int,
     before: Rows,
-    final_rows: Rows,
+    final_rows: Rows | slice,
     final_observations: FinalObservations,
 ) -> None:
     """Write final observations; a missing one is a copy of the observation before it, and never used."""
     storage.previous[final_rows] = before
-    if len(final_observations) < len(final_rows):
+    if len(final_observations) < len(before):
         for name in observations:
-            storage.columns[name][final_rows] = storage.columns[name][before]
+            storage.columns[name][final_rows] = storage.columns[name].take(before, axis=0)
     if final_observations:
-        row_at = dict(zip(index.tolist(), final_rows.tolist(), strict=True))
+        row_at = dict(zip(index.tolist(), as_array(final_rows).tolist(), strict=True))
         for time, stream, observation in final_observations:
             row = row_at[time * width + stream]
             for name, value in flatten_columns({"observation": observation}).items():
