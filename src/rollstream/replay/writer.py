@@ -234,7 +234,7 @@ class Writer:
             final_observations,
         )
         keys = table.insert_unchecked(first, last, priorities, lag)
-        tails = part(taken, count - width, count)
+        tails = part(taken, count + ends.num_ended - width, count + ends.num_ended)
         if isinstance(tails, slice):
             self._tails[group] = streams, tails
         else:
