@@ -65,7 +65,8 @@ def find_ends(
     if len(flat) > _MAX_LOOPS:
         boundaries = find_episode_boundaries(first_ids, ended, None, final_observations, next_episode)
         return Ends(boundaries.step_ids[1:], flat, boundaries.step_ids.ravel()[flat] + 1, len(flat))
-    _check_finals(ended, final_observations)
+    if final_observations:
+        _check_finals(ended, final_observations)
     final_ids = []
     for number, position in enumerate(flat.tolist(), next_episode):
         time, stream = divmod(position, step_ids.shape[1])

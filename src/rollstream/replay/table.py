@@ -156,7 +156,7 @@ class Table:
 
     def take_rows(self, count: int, num_items: int) -> Rows | slice:
         """Rows for new steps, some of which `num_items` items will refer to that are inserted next."""
-        self._num_leaving = self.size + num_items - self.max_size
+        self._num_leaving = self._items.size + num_items - self.max_size
         rows = self.storage.take(count)
         self._num_leaving = 0
         return rows
@@ -173,7 +173,7 @@ class Table:
         if priorities is not None:
             self.max_priority = max(self.max_priority, largest_priority(priorities))
         new = NewItems(start, end, self.max_priority if priorities is None else priorities)
-        if count <= self.max_size - self.size:
+        if count <= self.max_size - self._items.size:
             return self._add(new)
         if not isinstance(self.remover, Fifo):
             return np.concatenate([self._add_and_remove_one(new.part(i, 1)) for i in range(count)])
