@@ -69,7 +69,7 @@ class Items:
     @property
     def unique_samples(self) -> int:
         """Number of items sampled at least once; takes time proportional to the capacity."""
-        return self._removed_unique_samples + np.count_nonzero(self.times_sampled[: self.capacity])
+        return self._removed_unique_samples + int(np.count_nonzero(self.times_sampled[: self.capacity]))
 
     def find(self, keys: Array) -> tuple[Slots, Array]:
         """Slots of those items that exist, and a mask of which they are."""
@@ -117,7 +117,7 @@ class Items:
         return keys
 
     def _clear_times_sampled(self, slots: Slots | slice) -> None:
-        self._removed_unique_samples += np.count_nonzero(self.times_sampled[slots])
+        self._removed_unique_samples += int(np.count_nonzero(self.times_sampled[slots]))
         self.times_sampled[slots] = 0
 
     def free(self, slots: Slots) -> None:
@@ -151,7 +151,7 @@ class Items:
         self.priorities[slots] = state["priorities"]
         self.times_sampled[: self.capacity] = 0
         self.times_sampled[slots] = state["times_sampled"]
-        self._removed_unique_samples = unique_samples - np.count_nonzero(state["times_sampled"])
+        self._removed_unique_samples = unique_samples - int(np.count_nonzero(state["times_sampled"]))
         self._num_free = len(state["free"])
         self._free[: self._num_free] = state["free"]
         self._next_key = int(state["next_key"])
