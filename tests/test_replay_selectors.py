@@ -177,7 +177,7 @@ def test_rounding_never_selects_a_missing_item(
 ) -> None:
     """With weights of any magnitude side by side, and zeros and removed items between them."""
     generator = np.random.default_rng(seed)
-    slots = 16 * 4096 + 5  # three levels
+    slots = 32 * 4096 + 5  # three levels
     selector = Prioritized(1.0)
     selector.reset(slots)
     chosen = generator.permutation(slots)[: 3 * len(exponents)]
@@ -196,14 +196,14 @@ def test_rounding_never_selects_a_missing_item(
 
 def test_a_target_rounded_to_the_end_of_a_node_selects_an_item_of_the_node() -> None:
     """Here the target less the sums before its node, 2**52 + 1.5, is rounded up to the sum of the node."""
-    weights = {0: 1.5, 16: 2.0**52 + 2}
+    weights = {0: 1.5, 32: 2.0**52 + 2}
     selector = Prioritized(1.0)
-    selector.reset(8192)  # two levels: slots 16 to 31 have one parent
+    selector.reset(8192)  # two levels: slots 32 to 63 have one parent
     selector.insert(np.array(list(weights)), np.array(list(weights.values())))
     target = 2.0**52 + 3
     uniform = target / selector.total_weight
     assert uniform * selector.total_weight == target
-    assert selector.select(np.array([uniform]))[0].tolist() == [16]
+    assert selector.select(np.array([uniform]))[0].tolist() == [32]
 
 
 def test_sums_do_not_drift() -> None:

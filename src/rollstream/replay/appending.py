@@ -33,12 +33,15 @@ def append_steps(
 ) -> tuple[Rows, Rows]:
     """Append steps of which every one is an environment step; return the row of each and the one after it.
 
+    Rows of final observations come before those of the newest observations, so that the next steps follow
+    right after these.
+
     Args:
         storage: The storage.
         observations: The columns of observations.
         others: All other columns.
         zeroed: Those of them that are 0 in rows without a step.
-        taken: Rows for the observation after each step, then for final observations.
+        taken: Rows for the observation after each step, and for final observations.
         tails: Rows of the first steps.
         values: Columns, `[T, B, ...]`.
         last_values: Observations after the last step, `[B, ...]`.
@@ -46,43 +49,47 @@ def append_steps(
         final_observations: Final observations that are known.
     """
     count, width = ends.step_ids.size, ends.step_ids.shape[1]
-    new, newest = part(taken, 0, count), part(taken, count - width, count)
-    rows = as_array(new)
-    # In the common case the first steps are right before the rows of this write: the steps are consecutive.
-    whole = None
+    split, stop = count - width, count + ends.num_ended
+    inner, newest = part(taken, 0, split), part(taken, stop - width, stop)
     if isinstance(taken, slice) and isinstance(tails, slice) and tails.stop == taken.start:
-        whole = slice(tails.start, tails.start + count)
-    steps = rows - width if whole else np.concatenate([as_array(tails), rows[:-width]])
-    storage.previous[new] = steps
-    storage.step_ids[new] = ends.step_ids.ravel()
-    inner = part(taken, 0, count - width)
+        whole = slice(tails.start, tails.start + count)  # the steps are consecutive: the common case
+        new = np.arange(tails.start, taken.stop)
+    else:
+        whole = None
+        new = np.concatenate([as_array(tails), as_array(taken)])
+    steps, rows = new[:count], new[width:]
+    if ends.num_ended:
+        rows = rows[ends.num_ended :].copy()
+        rows[:split] = new[width:count]
+        storage.previous[inner], storage.previous[newest] = steps[:split], steps[split:]
+        storage.step_ids[inner] = ends.step_ids[:-1].ravel()
+        storage.step_ids[newest] = ends.step_ids[-1]
+    else:
+        storage.previous[taken] = steps
+        storage.step_ids[taken] = ends.step_ids.ravel()
     for name, spec in observations.items():
         column = storage.columns[name]
         column[newest] = last_values[name]
-        if count > width:
-            column[inner] = values[name][1:].reshape(count - width, *spec.shape)
+        if split:
+            column[inner] = values[name][1:].reshape(split, *spec.shape)
     for name, spec in others.items():
         column, value = storage.columns[name], values[name]
         if whole:
             column[whole] = value.reshape(count, *spec.shape)
         else:
             column[tails] = value[0]
-            if count > width:
-                column[inner] = value[1:].reshape(count - width, *spec.shape)
+            if split:
+                column[inner] = value[1:].reshape(split, *spec.shape)
     for name in zeroed:
-        storage.columns[name][part(taken, count - width, count + ends.num_ended)] = 0
-    if not ends.num_ended:
-        return steps, rows
-    after = rows.copy()
-    finals = as_array(part(taken, count, count + ends.num_ended))
-    first_rows = rows[ends.positions]
-    storage.previous[first_rows] = first_rows
-    storage.step_ids[finals] = ends.final_ids
-    after[ends.positions] = finals
-    write_finals(
-        storage, observations, ends.positions, width, steps[ends.positions], finals, final_observations
-    )
-    return steps, after
+        storage.columns[name][part(taken, split, stop)] = 0
+    if ends.num_ended:
+        finals, first_rows = part(taken, split, stop - width), rows[ends.positions]
+        storage.previous[first_rows] = first_rows
+        storage.step_ids[finals] = ends.final_ids
+        rows[ends.positions] = as_array(finals)
+        before = steps[ends.positions]
+        write_finals(storage, observations, ends.positions, width, before, finals, final_observations)
+    return steps, rows
 
 
 def append_windows(
@@ -136,16 +143,16 @@ def write_finals(
     index: Array,
     width: int,
     before: Rows,
-    final_rows: Rows,
+    final_rows: Rows | slice,
     final_observations: FinalObservations,
 ) -> None:
     """Write final observations; a missing one is a copy of the observation before it, and never used."""
     storage.previous[final_rows] = before
-    if len(final_observations) < len(final_rows):
+    if len(final_observations) < len(before):
         for name in observations:
-            storage.columns[name][final_rows] = storage.columns[name][before]
+            storage.columns[name][final_rows] = storage.columns[name].take(before, axis=0)
     if final_observations:
-        row_at = dict(zip(index.tolist(), final_rows.tolist(), strict=True))
+        row_at = dict(zip(index.tolist(), as_array(final_rows).tolist(), strict=True))
         for time, stream, observation in final_observations:
             row = row_at[time * width + stream]
             for name, value in flatten_columns({"observation": observation}).items():

@@ -22,7 +22,7 @@ from rollstream.replay.writer import Writer
 from rollstream.state_codec import serializable
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # one per rollout: creating it takes 0.5 us, and 1.2 us if it is frozen
 class Chunk:
     """Consecutive steps of some streams, as they travel to a replay buffer. See `Writer.write`."""
 
@@ -86,6 +86,7 @@ class ReplayBuffer:
         self.batch_size = batch_size
         self.env_steps = 0
         self._frame_axis = frame_axis
+        self._nested = any("/" in name for name in table.fields)
         self._writer = Writer(table, windowing)
         self._generator = np.random.default_rng([*np.atleast_1d(seed), 0, 0, 7])
 
@@ -116,15 +117,17 @@ class ReplayBuffer:
             sample = self.table.sample(self.batch_size, self._generator)
         except SampleRefused:  # removing items that were sampled often enough leaves too few
             return None
-        columns = unflatten_columns(sample.columns)
+        columns: dict[str, Any] = unflatten_columns(sample.columns) if self._nested else sample.columns
         if self._frame_axis is not None:
             for name in ("observation", "next_observation"):
                 columns[name] = concatenate_frames(columns[name], self._frame_axis)
-        min_probability = float(sample.probabilities.min())
-        columns["length"] = sample.lengths.astype(np.float32)
+        ones = constant(self.batch_size, 1, np.float32)
+        columns["length"] = ones if self.table.max_length == 1 else sample.lengths.astype(np.float32)
         if isinstance(self.table.sampler, Uniform):
-            columns["relative_probability"] = constant(len(sample.keys), 1, np.float32)
+            min_probability = sample.probabilities.item(0)
+            columns["relative_probability"] = ones
         else:
+            min_probability = sample.probabilities.item(sample.probabilities.argmin())
             columns["relative_probability"] = (sample.probabilities / min_probability).astype(np.float32)
         return ReplayBatch(columns, sample.keys, self.env_steps, min_probability)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,6 @@ class Ends(NamedTuple):
 
 
 _MAX_LOOPS = 16
-_FIRST = np.ones((1, 1), np.int64)
 _NONE = np.empty(0, np.int64)
 
 
@@ -56,25 +56,32 @@ def find_ends(
     next_episode: int,
 ) -> Ends:
     """Find where episodes end; as `find_episode_boundaries` without a mask, and faster for few."""
-    length, width = values["terminated"].shape
-    index = np.arange(1, length + 1)[:, None] if length > 1 else _FIRST
-    step_ids = first_ids + index
-    if not (
-        final_observations or np.count_nonzero(values["terminated"]) or np.count_nonzero(values["truncated"])
-    ):
+    terminated, truncated = values["terminated"], values["truncated"]
+    step_ids = first_ids + _index(len(terminated))
+    if not (final_observations or np.count_nonzero(terminated) or np.count_nonzero(truncated)):
         return Ends(step_ids, _NONE, _NONE, 0)
-    ended = ended_steps(values)
+    ended = np.logical_or(terminated, truncated)
     flat = ended.ravel().nonzero()[0]
     if len(flat) > _MAX_LOOPS:
         boundaries = find_episode_boundaries(first_ids, ended, None, final_observations, next_episode)
         return Ends(boundaries.step_ids[1:], flat, boundaries.step_ids.ravel()[flat] + 1, len(flat))
-    _check_finals(ended, final_observations)
+    if final_observations:
+        _check_finals(ended, final_observations)
     final_ids = []
     for number, position in enumerate(flat.tolist(), next_episode):
-        time, stream = divmod(position, width)
-        final_ids.append(int(step_ids[time, stream]))
-        step_ids[time:, stream] = index[: length - time, 0] + ((number << STEP_BITS) - 1)
-    return Ends(step_ids, flat, np.array(final_ids, np.int64), len(final_ids))
+        time, stream = divmod(position, step_ids.shape[1])
+        own = step_ids[time:, stream]
+        final_ids.append(own.item(0))
+        own += (number << STEP_BITS) - final_ids[-1]
+    return Ends(step_ids, flat, np.array(final_ids), len(final_ids))
+
+
+@lru_cache(maxsize=64)
+def _index(length: int) -> Array:
+    """1 to `length`, as a column: the same array each time."""
+    index = np.arange(1, length + 1)[:, None]
+    index.flags.writeable = False
+    return index
 
 
 def _check_finals(ended: Array, final_observations: FinalObservations) -> None:

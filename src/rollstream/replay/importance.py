@@ -25,5 +25,5 @@ def importance_weights(probabilities: Array, beta: Array | float, min_probabilit
         min_probability: Probability of the item with weight 1. Defaults to the minimum of `probabilities`.
     """
     if min_probability is None:
-        min_probability = probabilities.min()
+        min_probability = probabilities[probabilities.argmin()]  # for 32 numbers 0.3 us; `min` takes 1.1 us
     return (probabilities / min_probability) ** -beta

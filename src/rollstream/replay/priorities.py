@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from rollstream.replay.arrays import Array
 from rollstream.replay.errors import ReplayError
@@ -12,12 +12,13 @@ PRIORITY_EPSILON = 1e-6
 
 
 def largest_priority(priorities: Array) -> float:
-    """Return the largest priority; raise unless all are finite and at least 0."""
+    """Return the largest of priorities `[N]`; raise unless all are finite and at least 0."""
     if not priorities.size:
         return 0.0
-    largest = np.maximum.reduce(priorities, axis=None)
-    if not (largest < np.inf and np.count_nonzero(priorities >= 0) == priorities.size):
-        invalid = priorities[~((priorities >= 0) & (priorities < np.inf))]
+    # NaN is both largest and smallest. `argmax` takes 0.3 us where `max` takes 1.
+    largest, smallest = priorities[priorities.argmax()], priorities[priorities.argmin()]
+    if not 0 <= smallest <= largest < math.inf:
+        invalid = priorities[~((priorities >= 0) & (priorities < math.inf))]
         raise ReplayError(f"priorities must be finite and at least 0; got {listed(invalid)}")
     return float(largest)
 

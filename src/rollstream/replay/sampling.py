@@ -1,4 +1,4 @@
-"""Samples of a table, and how its sampler draws them."""
+"""Samples of a table, and draws of items that are removed once they were sampled often enough."""
 
 from __future__ import annotations
 
@@ -6,47 +6,77 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollstream.replay.arrays import Array, constant, filled
+from rollstream.replay.arrays import Array, filled
 from rollstream.replay.items import Items
 from rollstream.replay.selectors import OrderedSelector, Selector, Slots
 
-_ONE = np.int64(1)
-"""`np.add.at` takes 4 us for 1024 indices if the dtypes agree, and 76 us with a Python int."""
-_FEW = 64
-"""Up to here, looking for duplicates in a set is faster: for 32 items, counting takes 2 us instead of 4."""
 
+class Sample:
+    """Sampled items; every array has one entry per item.
 
-class Sample(NamedTuple):
-    """Sampled items; every array has one entry per item. Where all entries are equal, it may be read-only."""
+    What few callers read is computed when it is read.
+    """
 
-    keys: Array
-    """Identify items in `update_priorities` and `delete`."""
-    probabilities: Array
-    priorities: Array
-    times_sampled: Array
-    """How often the item has been sampled, including this time."""
-    table_sizes: Array
-    """Number of items in the table when each was sampled."""
-    lengths: Array
-    """Number of steps of each item."""
-    columns: dict[str, Array]
-    """The table's fields; copies. Frame stacks of one-step items share memory with those of their next
-    observations."""
+    __slots__ = ("_lengths", "_records", "_table_sizes", "_times_sampled", "columns", "keys", "probabilities")
+
+    def __init__(
+        self,
+        columns: dict[str, Array],
+        probabilities: Array,
+        records: Array,
+        table_sizes: Array | int,
+        times_sampled: Array | None,
+        lengths: Array | None,
+    ):
+        self.columns = columns
+        """The table's fields; copies. Frame stacks of one-step items share memory with those of their next
+        observations."""
+        self.keys: Array = records[2]
+        """Identify items in `update_priorities` and `delete`."""
+        self.probabilities = probabilities
+        self._records = records
+        self._table_sizes = table_sizes
+        self._times_sampled = times_sampled
+        self._lengths = lengths
+
+    @property
+    def priorities(self) -> Array:
+        """The priority of each item."""
+        return self._records[3].view(np.float64)
+
+    @property
+    def times_sampled(self) -> Array:
+        """How often the item has been sampled, including this time."""
+        if self._times_sampled is None:
+            return self._records[4] + _occurrences(self.keys)
+        return self._times_sampled
+
+    @property
+    def table_sizes(self) -> Array:
+        """Number of items in the table when each was sampled."""
+        return self._filled(self._table_sizes)
+
+    @property
+    def lengths(self) -> Array:
+        """Number of steps of each item."""
+        return self._filled(1 if self._lengths is None else self._lengths)
+
+    def _filled(self, value: Array | int) -> Array:
+        return filled(len(self.keys), value, np.int64) if isinstance(value, int) else value
 
 
 class Draws(NamedTuple):
-    """Items drawn one after the other."""
+    """Items drawn one after the other, and counted."""
 
     slots: Slots
     probabilities: Array
-    times_sampled: Array | None
-    """`None` if the draws are not yet counted."""
+    times_sampled: Array
     table_sizes: Array
-    exhausted: Slots | None = None
+    exhausted: Slots
     """Items that reached `max_times_sampled`: removed from the sampler, but not yet from the table."""
 
 
-def draw_items(
+def draw_with_limit(
     sampler: Selector,
     items: Items,
     count: int,
@@ -54,20 +84,13 @@ def draw_items(
     max_times_sampled: int,
     min_size: int,
 ) -> Draws | None:
-    """Draw `count` items.
+    """Draw `count` items, each of which is removed once it was sampled `max_times_sampled` times.
 
     Returns `None`, and changes nothing, if removing exhausted items leaves fewer than `min_size` on the way.
     """
     if isinstance(sampler, OrderedSelector):
-        if max_times_sampled:
-            return _draw_in_order(sampler, items, count, max_times_sampled, min_size)
-        uniforms = np.zeros(count)
-    elif max_times_sampled:
-        return _draw_with_limit(sampler, items, count, generator, max_times_sampled, min_size)
-    else:
-        uniforms = generator.random(count)
-    slots, probabilities = sampler.select(uniforms)
-    return Draws(slots, probabilities, None, constant(count, items.size, np.int64))
+        return _draw_in_order(sampler, items, count, max_times_sampled, min_size)
+    return _draw_at_random(sampler, items, count, generator, max_times_sampled, min_size)
 
 
 def _draw_in_order(
@@ -81,13 +104,13 @@ def _draw_in_order(
     if len(order) < count or sizes[-1] < min_size:
         return None
     slots = ranked[order]
-    times_sampled = count_samples(items, slots, items.times_sampled[slots])
+    times_sampled = _count_samples(items, slots)
     exhausted = slots[times_sampled == max_times_sampled]
     sampler.remove(exhausted)
     return Draws(slots, np.ones(count), times_sampled, sizes, exhausted)
 
 
-def _draw_with_limit(
+def _draw_at_random(
     sampler: Selector,
     items: Items,
     count: int,
@@ -100,7 +123,7 @@ def _draw_with_limit(
     if items.size - count < min_size:  # too few may be left on the way
         saved = sampler.slots(), items.times_sampled.copy(), generator.bit_generator.state
     uniforms = generator.random(count)
-    parts: list[Draws] = []
+    parts: list[tuple[Array, ...]] = []
     exhausted: list[Slots] = [np.empty(0, np.int64)]
     drawn, size = 0, items.size
     while drawn < count:
@@ -112,14 +135,14 @@ def _draw_with_limit(
         slots, probabilities = sampler.select(uniforms[drawn:])
         stop = _first_exhausted(items, slots, max_times_sampled)
         slots, probabilities = slots[:stop], probabilities[:stop]
-        times_sampled = count_samples(items, slots, items.times_sampled[slots])
-        parts.append(Draws(slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
+        times_sampled = _count_samples(items, slots)
+        parts.append((slots, probabilities, times_sampled, filled(len(slots), size, np.int64)))
         if times_sampled[-1] == max_times_sampled:
             exhausted.append(slots[-1:])
             sampler.remove(slots[-1:])
             size -= 1
         drawn += len(slots)
-    columns = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:-1])
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Draws(*columns, exhausted=np.concatenate(exhausted))
 
 
@@ -129,18 +152,11 @@ def _first_exhausted(items: Items, slots: Slots, max_times_sampled: int) -> int:
     return int(reached[0]) + 1 if reached.size else len(slots)
 
 
-def count_samples(items: Items, slots: Slots, before: Array) -> Array:
+def _count_samples(items: Items, slots: Slots) -> Array:
     """Count each draw, and return how often the item has been sampled, including this draw."""
-    times = before + 1
-    if len(slots) <= _FEW and len(set(slots.tolist())) == len(slots):
-        items.times_sampled[slots] = times
-        return times
-    np.add.at(items.times_sampled, slots, _ONE)
-    after = items.times_sampled[slots]
-    if np.count_nonzero(after != times):
-        repeated = np.flatnonzero(after != times)
-        times[repeated] = before[repeated] + _occurrences(slots[repeated])
-    return times
+    times_sampled = items.times_sampled[slots] + _occurrences(slots)
+    items.count_samples(slots)
+    return times_sampled
 
 
 def _occurrences(slots: Slots) -> Array:

@@ -13,7 +13,7 @@ from rollstream.replay.errors import InsertRefused, ReplayError, SampleRefused
 from rollstream.replay.fields import Field, check_fields, gather_fields, gather_rows
 from rollstream.replay.items import Items, NewItems
 from rollstream.replay.priorities import largest_priority, listed
-from rollstream.replay.sampling import Sample, count_samples, draw_items
+from rollstream.replay.sampling import Sample, draw_with_limit
 from rollstream.replay.selectors import Fifo, Selector, Slots
 from rollstream.replay.signature import Signature
 from rollstream.replay.step_storage import STEP_BITS, Rows, StepStorage
@@ -98,7 +98,6 @@ class Table:
         self.max_times_sampled = max_times_sampled
         self.max_priority = 1.0
         """The largest priority so far, and the default for new items."""
-        self.unique_samples = 0
         self.stale_updates = 0
         self._lag = 0  # of the rows of items; see `insert_unchecked`
         self._num_leaving = 0  # oldest items that are about to be removed
@@ -157,7 +156,7 @@ class Table:
 
     def take_rows(self, count: int, num_items: int) -> Rows | slice:
         """Rows for new steps, some of which `num_items` items will refer to that are inserted next."""
-        self._num_leaving = self.size + num_items - self.max_size
+        self._num_leaving = self._items.size + num_items - self.max_size
         rows = self.storage.take(count)
         self._num_leaving = 0
         return rows
@@ -174,7 +173,7 @@ class Table:
         if priorities is not None:
             self.max_priority = max(self.max_priority, largest_priority(priorities))
         new = NewItems(start, end, self.max_priority if priorities is None else priorities)
-        if count <= self.max_size - self.size:
+        if count <= self.max_size - self._items.size:
             return self._add(new)
         if not isinstance(self.remover, Fifo):
             return np.concatenate([self._add_and_remove_one(new.part(i, 1)) for i in range(count)])
@@ -273,40 +272,40 @@ class Table:
         """Sample items with replacement, as if one after the other."""
         if count < 1:
             raise ReplayError(f"cannot sample {count} items; sample 1 or more")
-        draws = None
-        if self.rate_limiter.can_sample(count):
-            draws = draw_items(
-                self.sampler,
-                self._items,
-                count,
-                generator,
-                self.max_times_sampled,
-                self.rate_limiter.min_size,
+        if not self.rate_limiter.can_sample(count):
+            raise self._sample_refused(count)
+        items, draws, lengths = self._items, None, None
+        if self.max_times_sampled:
+            draws = draw_with_limit(
+                self.sampler, items, count, generator, self.max_times_sampled, self.rate_limiter.min_size
             )
-        if draws is None:
-            raise SampleRefused(
-                f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
-            )
-        start, end, keys, priorities, times_sampled = self._items.read(draws.slots)
-        if draws.times_sampled is not None:
-            times_sampled = draws.times_sampled
+            if draws is None:
+                raise self._sample_refused(count)
+            slots, probabilities = draws.slots, draws.probabilities
+            records = items.read(slots)
         else:
-            times_sampled = count_samples(self._items, draws.slots, times_sampled)
-        lengths = self._lengths(start, end)
+            slots, probabilities = self.sampler.select(generator.random(count))
+            records = items.read(slots)
+            items.count_samples(slots)
+        start, end = records[0], records[1]
         if self._one_step:
             columns = gather_rows(self.storage, self.fields, start, end)
         else:
+            lengths = self._lengths(start, end)
             columns = gather_fields(
                 self.storage, self.fields, start, end, lengths, max_length=self.max_length
             )
-        sample = Sample(
-            keys, draws.probabilities, priorities, times_sampled, draws.table_sizes, lengths, columns
-        )
         self.rate_limiter.samples += count
-        self.unique_samples += int(np.count_nonzero(times_sampled == 1))
-        if draws.exhausted is not None and draws.exhausted.size:
+        if draws is None:
+            return Sample(columns, probabilities, records, items.size, None, lengths)
+        if draws.exhausted.size:
             self._remove_sampled(draws.exhausted)
-        return sample
+        return Sample(columns, probabilities, records, draws.table_sizes, draws.times_sampled, lengths)
+
+    def _sample_refused(self, count: int) -> SampleRefused:
+        return SampleRefused(
+            f"{self.rate_limiter!r} does not allow {count} samples after {self.rate_limiter.counts()}"
+        )
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -347,7 +346,7 @@ class Table:
             inserts=limiter.inserts,
             samples=limiter.samples,
             deletes=limiter.deletes,
-            unique_samples=self.unique_samples,
+            unique_samples=self._items.unique_samples,
             stale_updates=self.stale_updates,
         )
 
@@ -361,7 +360,7 @@ class Table:
             "rate_limiter": self.rate_limiter.state_dict(),
             "generator": self._generator.bit_generator.state,
             "max_priority": self.max_priority,
-            "unique_samples": self.unique_samples,
+            "unique_samples": self._items.unique_samples,
             "stale_updates": self.stale_updates,
             "lag": self._lag,
         }
@@ -369,7 +368,7 @@ class Table:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of a table with the same arguments."""
         self.storage.load_state_dict(state["storage"])
-        self._items.load_state_dict(state["items"])
+        self._items.load_state_dict(state["items"], int(state["unique_samples"]))
         self.storage.release(self.used_rows())
         self._lag = int(state["lag"])
         for selector, slots in ((self.sampler, state["sampler"]), (self.remover, state["remover"])):
@@ -378,4 +377,4 @@ class Table:
         self.rate_limiter.load_state_dict(state["rate_limiter"])
         self._generator.bit_generator.state = state["generator"]
         self.max_priority = float(state["max_priority"])
-        self.unique_samples, self.stale_updates = int(state["unique_samples"]), int(state["stale_updates"])
+        self.stale_updates = int(state["stale_updates"])

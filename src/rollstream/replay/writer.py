@@ -218,9 +218,10 @@ class Writer:
             self._abandon(started)
             raise
         self._num_episodes += ends.num_ended
-        oldest = tails.start if isinstance(tails, slice) else None
-        lag = int(storage.ages(tails).max() if oldest is None else storage.ages(oldest)) + 1 + 2 * width
-        taken = table.take_rows(count + ends.num_ended, count)
+        oldest = storage.ages(tails.start) if isinstance(tails, slice) else int(storage.ages(tails).max())
+        lag = oldest + 1 + 2 * width
+        stop = count + ends.num_ended
+        taken = table.take_rows(stop, count)
         first, last = append_steps(
             storage,
             self._observations,
@@ -234,7 +235,7 @@ class Writer:
             final_observations,
         )
         keys = table.insert_unchecked(first, last, priorities, lag)
-        tails = part(taken, count - width, count)
+        tails = part(taken, stop - width, stop)
         if isinstance(tails, slice):
             self._tails[group] = streams, tails
         else:
@@ -319,7 +320,7 @@ class Writer:
         own = np.empty(shape)
         own[:] = np.nan if given is None else given
         if given is not None:
-            largest_priority(own)  # raises if one is invalid
+            largest_priority(own.ravel())  # raises if one is invalid
         return np.concatenate([before, own])
 
     def _check(self, values: dict[str, Array], last_values: dict[str, Array], shape: tuple[int, int]) -> None:

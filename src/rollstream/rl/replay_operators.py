@@ -100,25 +100,29 @@ def _require_same_place(replay: ReplayBuffer | DeviceReplay, state: Mapping[str,
 def rollout_chunk(rollout: Rollout, env_steps: int) -> Chunk:
     """What replay stores of a rollout, after so many environment steps before it."""
     columns = rollout.columns
-    width, mask = columns["reward"].shape[1], columns.get("mask")
+    reward, mask = columns["reward"], columns.get("mask")
+    first = rollout.worker * reward.shape[1]
     return Chunk(
-        columns={name: columns[name] for name in _STORED} | {"action": _as_int32(columns["action"])},
+        columns={
+            "observation": columns["observation"],
+            "action": _as_int32(columns["action"]),
+            "reward": reward,
+            "terminated": columns["terminated"],
+            "truncated": columns["truncated"],
+        },
         last_observation=rollout.last_observation,
         final_observations=rollout.final_observations,
-        streams=np.arange(width) + rollout.worker * width,
+        streams=np.arange(first, first + reward.shape[1]),
         mask=mask,
         priorities=columns.get("priority"),
         after_reset=rollout.after_reset,
-        env_steps=env_steps + (columns["reward"].size if mask is None else int(mask.sum())),
+        env_steps=env_steps + (reward.size if mask is None else int(mask.sum())),
     )
-
-
-_STORED = ("observation", "reward", "terminated", "truncated")
 
 
 def _as_int32(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Discrete actions as JAX returns them; NumPy's are 64 bits wide."""
-    return action.astype(np.int32) if action.dtype == np.int64 else action
+    return action.astype(np.int32) if action.dtype.type is np.int64 else action
 
 
 @overload

@@ -64,12 +64,10 @@ class Prioritized(Selector):
 
     def select(self, uniforms: Array) -> tuple[Slots, Array]:
         """Sample from the sum tree."""
-        total = self._tree.total
-        if total == 0:
-            index = (uniforms * self.size).astype(np.int64)
-            return self.slots()[index], filled(len(uniforms), 1.0 / self.size)
-        slots, weights = self._tree.sample(uniforms)
-        return slots, weights / total
+        if self._tree.total:
+            return self._tree.sample(uniforms)
+        index = (uniforms * self.size).astype(np.int64)
+        return self.slots()[index], filled(len(uniforms), 1.0 / self.size)
 
     def slots(self) -> Slots:
         """All items by slot; their order does not matter."""

@@ -21,8 +21,8 @@ class SumTree:
     WIDTH = 1 << BITS
     MAX_ROOTS = 2048
     """Nodes of the top level, which is searched by its cumulative sum. With 1M items, sampling and updating
-    32 took 83 us with 32 children per node, 89 us with 16 and 95 us with 64; 1024 items took 780, 620 and
-    1070 us."""
+    32 took 33 us with 32 children per node, 35 us with 16 and 39 us with 8; 1024 items took 510, 450 and
+    440 us."""
 
     def __init__(self, capacity: int):
         self._sums: list[Array] = []  # per level, from the leaves up
@@ -34,15 +34,17 @@ class SumTree:
                 break
             count //= self.WIDTH
         self._children = [sums.reshape(-1, self.WIDTH) for sums in self._sums[:-1]]
-        self._cumulative = np.zeros(len(self._sums[-1]) + 1)  # of the top level
+        self._cumulative = np.zeros(len(self._sums[-1]))  # of the top level
+        self._bounds, self._total = self._cumulative[:-1], self._cumulative[-1:]
         self._stale: list[Array | slice] = []  # leaves whose parents have to be summed again
         self._num_stale = 0
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        self._refresh()
-        return float(self._cumulative[-1])
+        if self._stale:
+            self._refresh()
+        return self._total.item()
 
     def update(self, leaves: Array | slice, weights: Array | float) -> None:
         """Set weights; sums are updated before the next read."""
@@ -60,59 +62,58 @@ class SumTree:
             self._refresh()
 
     def _refresh(self) -> None:
-        if not self._stale:
-            return
         parents = [
             np.arange(leaves.start >> self.BITS, (leaves.stop - 1 >> self.BITS) + 1)
             if isinstance(leaves, slice)
-            else leaves >> self.BITS
+            else leaves >> _BITS
             for leaves in self._stale
         ]
         nodes = parents[0] if len(parents) == 1 else np.concatenate(parents)
         self._stale, self._num_stale = [], 0
         for level, children in enumerate(self._children):
             if level:
-                nodes = nodes >> self.BITS
+                nodes = nodes >> _BITS
             if nodes.size > 64:  # adjacent children share their parent
                 nodes = nodes[np.concatenate(([True], nodes[1:] != nodes[:-1]))]
-            self._sums[level + 1][nodes] = children.take(nodes, axis=0).sum(axis=1)
-        self._sums[-1].cumsum(out=self._cumulative[1:])
+            self._sums[level + 1][nodes] = np.add.reduce(children.take(nodes, 0), 1)
+        np.add.accumulate(self._sums[-1], 0, None, self._cumulative)
 
     def sample(self, uniforms: Array) -> tuple[Array, Array]:
-        """A leaf for each random number in [0, 1), in proportion to the weights; and its weight.
+        """A leaf for each random number in [0, 1), in proportion to the weights; and its share of the total.
 
-        Rounding may carry a target to the end of a node, and from there to a leaf of weight 0. Such a target
-        is searched for again, with clipping. The total has to be positive.
+        The total has to be positive.
         """
-        targets = uniforms * self.total
-        leaves = self._find(targets)
-        weights = self._sums[0].take(leaves)
-        if np.count_nonzero(weights) < len(weights):
+        if self._stale:
+            self._refresh()
+        leaves = self._find(uniforms * self._total)
+        weights = self._sums[0][leaves]
+        if np.count_nonzero(weights) < len(weights):  # rounding carried a target out of its node
             lost = np.flatnonzero(weights == 0)
-            leaves[lost] = self._find(targets[lost], clip=True)
-            weights = self._sums[0].take(leaves)
-        return leaves, weights
+            positive = np.flatnonzero(self._sums[0])
+            leaves[lost] = positive.take(positive.searchsorted(leaves[lost]), mode="clip")
+            weights = self._sums[0][leaves]
+        return leaves, weights / self._total
 
-    def _find(self, targets: Array, *, clip: bool = False) -> Array:
+    def _find(self, targets: Array) -> Array:
         """The leaf at which the cumulative sum of the weights passes each target.
 
-        At every level, descend to the first child whose cumulative sum is above the rest of the target. With
-        `clip` the rest stays below the node's sum, so there is one, and it has a positive sum, however it was
-        rounded.
+        At every level, descend to the first child whose cumulative sum reaches the target. What exceeds the
+        target is the target among its children: as random as what lies below, and without a special case
+        for the first child.
         """
-        if clip:
-            targets = np.minimum(targets, np.nextafter(self._cumulative[-1], 0))
-        nodes = self._cumulative.searchsorted(targets, side="right") - 1
-        np.minimum(nodes, len(self._cumulative) - 2, out=nodes)
-        before = self._cumulative.take(nodes)
-        for level in range(len(self._children) - 1, -1, -1):
-            targets = targets - before
-            sums = self._children[level].take(nodes, axis=0).cumsum(axis=1)
-            if clip:
-                targets = np.minimum(targets, np.nextafter(sums[:, -1], 0))
-            child = (sums > targets[:, None]).argmax(axis=1)
-            nodes = (nodes << self.BITS) + child
-            if level:
-                index = np.arange(-1, sums.size - 1, self.WIDTH) + child
-                before = sums.ravel().take(index, mode="wrap") * (child > 0)
+        nodes = self._bounds.searchsorted(targets, "right")
+        targets = self._cumulative[nodes] - targets
+        ends = np.arange(0, len(targets) * self.WIDTH, self.WIDTH)
+        for children in reversed(self._children):
+            sums = children.take(nodes, 0)
+            first = sums[:, 0]
+            first -= targets
+            np.add.accumulate(sums, 1, None, sums)
+            child = (sums >= _ZERO).argmax(1)
+            nodes = (nodes << _BITS) + child
+            targets = sums.ravel()[ends + child]
         return nodes
+
+
+# NumPy takes 0.3 us for an operation on 32 numbers with an array, and 0.6 us with a Python number.
+_BITS, _ZERO = np.array(SumTree.BITS), np.array(0.0)

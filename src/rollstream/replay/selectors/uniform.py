@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollstream.replay.arrays import Array, as_array, constant, is_rotation
+from rollstream.replay.arrays import Array, as_array, filled, is_rotation
 from rollstream.replay.selectors.base import Selector, Slots
 
 _NONE = np.empty(0, np.int64)
@@ -73,7 +73,7 @@ class Uniform(Selector):
         """Any item."""
         index = (uniforms * self.size).astype(np.int64)
         slots = index if self._in_order else self._slots.take(index)
-        return slots, constant(len(uniforms), 1.0 / self.size)
+        return slots, filled(len(uniforms), 1.0 / self.size)
 
     def slots(self) -> Slots:
         """All items in storage order."""
