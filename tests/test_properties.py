@@ -15,7 +15,7 @@ from rollstream import flow
 from rollstream.flow.gather import Gather, GatherAsync
 from rollstream.flow.node import ancestors
 from rollstream.flow.prefetch import Prefetch
-from rollstream.flow.provenance import Merger, Provenance, RowOrigin, SourceOrigin, Span, Tally, merged
+from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, Span, Tally, merged
 from rollstream.flow.split import Split
 from rollstream.flow.via import Via
 from rollstream.testing import ScriptedSource, chaos_engine
@@ -445,7 +445,7 @@ def test_coupled_fragments_go_on_where_they_stood(limited: bool, seeds: range) -
 def test_merging_counts_every_source_item_once(items: list[tuple[str, int]], pieces: int) -> None:
     """In whatever order and however often they come, alone or merged before, and across a resume."""
 
-    def origin(source: str, sequence: int) -> SourceOrigin | Provenance:
+    def origin(source: str, sequence: int) -> Origin:
         if sequence % 3:
             return (source, "s", sequence, {"steps": 2})
         return Provenance((Span(source, "s", sequence, sequence, 1),), {"steps": Tally(2, 2, 2)})

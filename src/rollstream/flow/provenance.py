@@ -76,7 +76,7 @@ SourceOrigin: TypeAlias = tuple[str, str, int] | tuple[str, str, int, dict[str, 
 class RowOrigin:
     """The origins of a `gather_sync` row, one per element, so that `flatten` can restore them."""
 
-    parts: tuple[SourceOrigin | Provenance, ...]
+    parts: tuple[Origin, ...]
 
 
 Origin: TypeAlias = "SourceOrigin | Provenance | RowOrigin"
@@ -84,26 +84,26 @@ Origin: TypeAlias = "SourceOrigin | Provenance | RowOrigin"
 
 def provenance_of(origin: Origin) -> Provenance:
     """The public form of an origin."""
-    if isinstance(origin, RowOrigin):
-        origin = merged(origin)
     if isinstance(origin, Provenance):
         return origin
+    if isinstance(origin, RowOrigin):
+        return provenance_of(merged(origin))
     spans = (Span(origin[0], origin[1], origin[2], origin[2], 1),)
     return Provenance(spans) if len(origin) == 3 else Provenance(spans, _tallies(origin[3]))
 
 
 def total(origin: Origin, note: str) -> float:
     """The sum of a note over the source items, as `Provenance.total`."""
-    if type(origin) is RowOrigin:
-        origin = merged(origin)
-    if type(origin) is tuple:
+    if isinstance(origin, RowOrigin):
+        return total(merged(origin), note)
+    if isinstance(origin, tuple):
         return origin[3].get(note, 0) if len(origin) == 4 else 0
     return provenance_of(origin).total(note)
 
 
 def noted(origin: Origin, numbers: dict[str, float]) -> Origin:
     """An origin with more notes."""
-    if type(origin) is tuple:
+    if isinstance(origin, tuple):
         return (*origin[:3], origin[3] | numbers if len(origin) == 4 else numbers)
     provenance = provenance_of(origin)
     return Provenance(provenance.spans, {**provenance.notes, **_tallies(numbers)})
@@ -113,7 +113,7 @@ def _tallies(numbers: Mapping[str, float]) -> dict[str, Tally]:
     return {key: Tally(value, value, value) for key, value in numbers.items()}
 
 
-def merged(row: RowOrigin) -> SourceOrigin | Provenance:
+def merged(row: RowOrigin) -> Origin:
     """One origin for a row."""
     if len(row.parts) == 1:
         return row.parts[0]
@@ -141,7 +141,7 @@ class Merger:
             for part in origin.parts:
                 self.add(part)
             return
-        if type(origin) is tuple and self._extend(origin):
+        if isinstance(origin, tuple) and self._extend(origin):
             return
         provenance = provenance_of(origin)
         fresh = sum(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rollstream.rl.batch import Batch, Columns
+from rollstream.rl.batch import Columns
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.device_sampling import RingLayout
 from rollstream.rl.device_updates import updates_on_draws
@@ -100,7 +100,7 @@ class Learner:
             updates: Number of updates, each with an equal part of the batch's rows, in one compiled program:
                 one, or a multiple of those that take turns.
         """
-        kind = Columns if type(batch) is Columns else Batch if type(batch) is Batch else None
+        kind = type(batch) if issubclass(type(batch), Columns) else None
         columns = batch if kind is None else dict(batch)
         schedules = self._schedule()
         inputs = self._draw_inputs(updates)
