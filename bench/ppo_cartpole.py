@@ -51,10 +51,10 @@ COMPETITORS = {
     "RLlib, 2 runners": Competitor("ppo_rllib.py", ("--workers", "2"), package="ray.rllib", share=0.2),
 }
 TARGETS = {
-    ("sync", "Stable-Baselines3"): 4.0,
+    ("sync", "Stable-Baselines3"): 6.0,
     ("sync", "SBX"): 3.5,
     ("sync", "RLlib"): 20.0,
-    ("overlap", "Stable-Baselines3"): 6.0,
+    ("overlap", "Stable-Baselines3"): 9.0,
 }
 """How many times as fast the first is to be as the second."""
 

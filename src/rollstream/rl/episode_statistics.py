@@ -109,8 +109,9 @@ class EpisodeStatistics:
 
 def ended_episodes(batch: Batch) -> Array:
     """Return, length and success (NaN if not reported) of the episodes that ended in a batch, `[N, 3]`."""
-    done = ~np.isnan(batch["episode_return"])
-    if not done.any():
+    returns = batch["episode_return"]
+    done = returns == returns
+    if not np.count_nonzero(done):
         return _NO_EPISODES
     return np.stack([batch[name][done] for name in EPISODE_COLUMNS], axis=-1)
 

@@ -103,8 +103,11 @@ class QPolicy:
 
     def _epsilon_greedy(self, q_values: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
         """Actions; epsilon is a number, or `[B, 1]`."""
-        greedy, explore = q_values.argmax(axis=-1), (noise[..., -1:] < epsilon)[..., 0]
-        if xp is np and not explore.any():
+        greedy, explore = (
+            q_values.argmax(axis=-1),
+            noise[..., -1] < (epsilon[..., 0] if epsilon.ndim else epsilon),
+        )
+        if xp is np and not np.count_nonzero(explore):
             return greedy
         return xp.where(explore, self._actions.uniform(q_values, noise[..., :-1], xp), greedy)
 

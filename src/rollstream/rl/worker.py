@@ -259,7 +259,7 @@ class RolloutWorker:
             (recorded, observation), frames = self._device.finish(observation), observations
         columns = Batch(
             **recorded,
-            action=np.stack(actions) if length > 1 else actions[0][None],
+            action=np.array(actions) if length > 1 else actions[0][None],  # `stack` takes 6 us
             reward=reward,
             terminated=terminated,
             truncated=truncated,
