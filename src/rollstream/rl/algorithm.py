@@ -142,7 +142,8 @@ class Algorithm(Generic[C]):
         _require_members("policy", policy, ("init", "initial_state", "noise", "step", "jit"))
         learner = _call(f"learner of {self.name}", self.learner, config, task, policy)
         _require_members("learner", learner, ("train", "get_weights", "version", "state_dict"))
-        spec = replace(spec, acting=task.acting)
+        if task.acting != "auto":
+            spec = replace(spec, acting=task.acting)
         workers = WorkerSet(engine, spec, learner, max(1, task.workers), **spawn_options)
         if self.replay is not None:
             workers.replay = self.replay(workers, config)

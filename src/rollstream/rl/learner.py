@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.batch import Columns
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.device_sampling import RingLayout
@@ -107,10 +108,9 @@ class Learner:
         weights, state, finite, packed = self._program(updates, kind)(
             self.weights, self.state, self._finite, columns, inputs, self._scheduled
         )
-        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
-        self._count(batch.steps if steps is None else steps, updates)
-        schedules["n_updates"] = self.n_updates
-        return metrics
+        metrics = UpdateMetrics(packed, schedules, self.version + 1)
+        new_steps: int = batch.steps if steps is None else steps
+        return self._take_up(weights, state, finite, metrics, new_steps, updates)
 
     def train_on_draw(self, draw: DeviceDraw, *, updates: int = 1) -> Mapping[str, Any]:
         """Train on transitions that the jitted update itself samples from replay on the device.
@@ -135,16 +135,19 @@ class Learner:
             inputs,
             self._scheduled,
         )
-        self._take_up(weights, state, finite, metrics := UpdateMetrics(packed, schedules, self.version + 1))
-        self._count(0, updates)
-        schedules["n_updates"] = self.n_updates
-        return metrics
+        metrics = UpdateMetrics(packed, schedules, self.version + 1)
+        return self._take_up(weights, state, finite, metrics, 0, updates)
 
-    def _take_up(self, weights: Weights, state: Any, finite: Array, metrics: UpdateMetrics) -> None:
-        """Take up what an update returned, unless it diverged."""
+    def _take_up(
+        self, weights: Weights, state: Any, finite: Array, metrics: UpdateMetrics, steps: int, updates: int
+    ) -> UpdateMetrics:
+        """Take up what an update returned, unless it diverged; return its metrics."""
         if not self._guards:
             metrics.rows()
         self.weights, self.state, self._finite = weights, state, finite
+        self._count(steps, updates)
+        metrics.latest["n_updates"] = self.n_updates
+        return metrics
 
     def _program(self, updates: int, kind: type | RingLayout | None = None) -> Any:
         """The jitted updates that come next, so many in one call.
@@ -153,7 +156,7 @@ class Learner:
         """
         assert self.cycle, "this learner applies gradients and has no update for batches"
         turn = self.version % len(self.cycle)
-        key = (1, self.cycle[turn], kind) if updates == 1 else (updates, turn, kind)
+        key = (1, id(self.cycle[turn]), kind) if updates == 1 else (updates, turn, kind)
         if key not in self._compiled:
             turns = [*self.cycle[turn:], *self.cycle[:turn]]
             on_device = isinstance(kind, RingLayout)
@@ -218,10 +221,11 @@ class Learner:
         """Restore a state of the same network."""
         require_same_shapes(state["weights"], self.weights)
         leaves, structure = jax.tree.flatten(self.state)
-        require_same_shapes(
-            {f"state {index}": leaf for index, leaf in enumerate(state["state"])},
-            {f"state {index}": leaf for index, leaf in enumerate(leaves)},
-        )
+        if [np.shape(leaf) for leaf in state["state"]] != [np.shape(leaf) for leaf in leaves]:
+            raise RollstreamError(
+                "this learner state has other arrays: it was saved with another optimizer, or by another "
+                "version of Rollstream; its weights can be evaluated, but its training cannot be resumed"
+            )
         self.weights = {name: jnp.asarray(state["weights"][name]) for name in self.weights}
         self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["state"]])
         self.version, self.steps = int(state["version"]), int(state["steps"])

@@ -65,16 +65,14 @@ class UpdateMetrics(Mapping[str, Any]):
         first: Number of the first of these updates.
     """
 
-    def __init__(self, packed: PackedMetrics, latest: Mapping[str, float], first: int):
+    def __init__(self, packed: PackedMetrics, latest: dict[str, float], first: int):
         self.packed = packed
         self.latest = latest
         self._first = first
         self._rows: np.ndarray[Any, Any] | None = None
 
     @staticmethod
-    def of_rows(
-        names: Sequence[str], rows: np.ndarray[Any, Any], latest: Mapping[str, float]
-    ) -> UpdateMetrics:
+    def of_rows(names: Sequence[str], rows: np.ndarray[Any, Any], latest: dict[str, float]) -> UpdateMetrics:
         """Metrics that have been read before."""
         finite = np.ones((len(rows), 1))
         return UpdateMetrics(PackedMetrics(np.hstack([rows, finite]), tuple(names), {}), latest, 0)

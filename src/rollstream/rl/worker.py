@@ -60,7 +60,7 @@ class WorkerSpec:
     reward_norm_gamma: float | None = None
     """Record `discounted_return` with this discount factor, to normalize rewards."""
     for_replay: bool = False
-    """Replay on the host stores the rollouts: workers that act on the device keep the frames there, too."""
+    """Keep the newest frames on the host, for replay, also if the worker acts on the device."""
     own_process: bool = False
     """Whether the worker has a process of its own, where JAX uses the CPU only."""
     acting: Acting = "auto"

@@ -29,9 +29,8 @@ class WorkerSet:
         acting = choose_acting(
             spec.acting, learner.policy, learner.weights, spec.num_envs, own_process=engine.remote
         )
-        spec = replace(
-            spec, own_process=engine.remote, acting=acting, env_threads=_env_threads(engine, count)
-        )
+        threads = _env_threads(engine, count) if spec.env_threads is None else spec.env_threads
+        spec = replace(spec, own_process=engine.remote, acting=acting, env_threads=threads)
         self.engine = engine
         self.spec = spec
         self.learner = learner
@@ -80,10 +79,12 @@ class WorkerSet:
 def _env_threads(engine: Engine, workers: int) -> int | None:
     """Threads of each worker's vector environment, if it has a pool of its own; `None` for its default.
 
-    Workers with processes of their own share the cores. Workers in this process get twice their share: about
-    half of them act while the others step.
+    Workers with processes of their own share the cores. Workers on threads get twice their share: about half
+    of them act while the others step. Inline, one worker steps at a time.
     """
     if engine.name == "ray":  # workers may be on other machines
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not engine.concurrent:
+        return cores
     return min(cores, math.ceil(cores * (1 if engine.remote else 2) / workers))
