@@ -728,7 +728,7 @@ def test_9_copies_of_an_item_count_once(engine: rs.Engine) -> None:
     twice = flow.from_actors(workers, "sample").gather_async().combine(lambda item: [item, item])
     [(_, provenance)] = twice.batch(4).zip_with_source()
     assert provenance.total("steps") == 20
-    assert provenance.spans[0].count == 2
+    assert provenance.spans[0].items == 2
 
 
 class AddVersion:
