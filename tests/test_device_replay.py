@@ -252,6 +252,10 @@ CASES = {
     "two workers": Case(workers=2, priority_exponent=0.5),
     "n-step": Case(n_step=3, priority_exponent=0.5),
     "n-step of two workers": Case(workers=2, width=1, length=1, n_step=3),
+    "n-step in a buffer smaller than a rollout": Case(width=1, length=4, n_step=3, max_size=2),
+    "prioritized n-step in a buffer smaller than a rollout": Case(
+        width=1, length=4, n_step=3, priority_exponent=0.5, max_size=2
+    ),
     "reset steps": Case(reset_steps=True, priority_exponent=0.5),
     "n-step with reset steps": Case(workers=2, reset_steps=True, n_step=2, length=3),
     "parts": Case(nested=True, n_step=2),
@@ -398,7 +402,11 @@ def test_the_ends_of_the_unit_interval_draw_leaves_with_weight(uniform: float) -
 # Sampling ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [Case(), Case(n_step=3), Case(reset_steps=True)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(n_step=3), Case(reset_steps=True), Case(width=1, length=4, n_step=3, max_size=2)],
+    ids=str,
+)
 def test_uniform_draws_are_of_all_transitions_alike(case: Case) -> None:
     replay, rollouts = device_replay(case, batch_size=40_000), Rollouts(case, 1)
     for rounds in (1, 3, 9):

@@ -48,7 +48,7 @@ class DeviceReplay:
         signature: The columns of a step: `observation` (or its parts), `action`, `reward`, `terminated`.
         num_envs: Environments of all workers.
         rollout_length: Steps of each environment per write.
-        max_size: Number of transitions, rounded up to whole rollouts of all environments.
+        max_size: Number of transitions, rounded up to whole rollouts of all environments, at least one.
         min_size: Number of transitions before the first batch.
         batch_size: Transitions per batch.
         n_step: Steps per transition.
@@ -73,7 +73,9 @@ class DeviceReplay:
         frame_axis: int = -1,
         seed: int = 0,
     ):
-        capacity = _rounded_up(math.ceil(max_size / num_envs) + n_step - 1, rollout_length)
+        # A write completes transitions of its T steps and of the n - 1 before them: all of them stay.
+        steps = max(math.ceil(max_size / num_envs), rollout_length) + n_step - 1
+        capacity = _rounded_up(steps, rollout_length)
         self.layout = RingLayout(
             num_envs,
             rollout_length,
