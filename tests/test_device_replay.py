@@ -518,6 +518,25 @@ def test_reset_steps_in_a_full_ring_do_not_keep_training_from_starting() -> None
     assert replay.sample() is not None
 
 
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+def test_a_state_is_loaded_block_by_block(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row, several blocks of which the last overlaps, and one block."""
+    monkeypatch.setattr(device_storage, "_BLOCK_BYTES", block_bytes)
+    case = Case(width=3, n_step=2, frame_stack=2, priority_exponent=0.5, max_size=40)
+    replay, rollouts, loaded = device_replay(case), Rollouts(case, 4), device_replay(case)
+    for rounds in (3, 9):
+        for _ in range(rounds):
+            replay.insert(rollouts.round())
+        loaded.load_state_dict(pickle.loads(pickle.dumps(replay.state_dict())))
+        for one, other in zip(
+            *(jax.tree.leaves((own.storage.arrays, own.storage.priorities)) for own in (replay, loaded)),
+            strict=True,
+        ):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    assert loaded.insert(chunks := rollouts.round()) == replay.insert(chunks)
+
+
 # Training ----------------------------------------------------------------------------------------
 
 RAINBOW = {"n_step": 3, "priority_exponent": 0.6, "num_atoms": 5, "dueling": True, "buffer_size": 60}
@@ -772,13 +791,16 @@ def test_the_plan_goes_on_when_a_worker_dies(on_failure: Any) -> None:
 
 def test_too_little_memory_is_named_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(max_size=1_000)
-    replay = device_replay(case)
+    replay, saved = device_replay(case), device_replay(case)
+    saved.insert(Rollouts(case, 0).round())
     monkeypatch.setattr(device_storage, "_memory", lambda _: 1_000)
     told = (
         r"replay on the device needs \S+ GB, and \S+ has 1e-06 GB; reduce buffer_size, or set replay to host"
     )
     with pytest.raises(rs.RollstreamError, match=told):
         replay.insert(Rollouts(case, 0).round())
+    with pytest.raises(rs.RollstreamError, match=told):
+        replay.load_state_dict(saved.state_dict())
 
 
 def test_rollouts_of_some_workers_are_refused_where_those_of_all_are_needed() -> None:
