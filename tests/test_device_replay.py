@@ -232,11 +232,11 @@ def assert_same_transitions(found: dict[str, Any], expected: dict[str, Any]) -> 
         (flat, np.lexsort([flat["action"], _first_number(flat)]))
         for flat in (flatten_columns(found), flatten_columns(expected))
     )
-    goes_on = ~expected["terminated"].any(axis=1)[other]  # else nobody looks at what follows
+    continues = ~expected["terminated"].any(axis=1)[other]  # else nobody looks at what follows
     for name, column in expected.items():
         ours, theirs = found[name][order], column[other]
         if name.startswith("next_"):
-            ours, theirs = ours[goes_on], theirs[goes_on]
+            ours, theirs = ours[continues], theirs[continues]
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
@@ -336,9 +336,9 @@ def test_final_observations_are_released_with_their_rows() -> None:
 # The sum tree ------------------------------------------------------------------------------------
 
 
-def set_range(levels: Any, first: int, weights: Any) -> Any:
-    leaves = levels[0].at[first : first + len(weights)].set(weights)
-    return with_sums(leaves, levels, parents_of_range(levels, jnp.int32(first), len(weights)))
+def set_range(levels: Any, first: int, scaled: Any) -> Any:
+    leaves = levels[0].at[first : first + len(scaled)].set(scaled)
+    return with_sums(leaves, levels, parents_of_range(levels, jnp.int32(first), len(scaled)))
 
 
 def assert_consistent(levels: Any) -> None:
@@ -356,27 +356,27 @@ def test_sums_are_those_of_the_leaves(count: int) -> None:
     expected = np.zeros(len(levels[0]), np.float32)
     for _ in range(5):
         size = int(random.integers(1, min(count, 70) + 1))
-        first, weights = int(random.integers(count - size + 1)), random.random(size, np.float32)
-        levels = set_range(levels, first, weights)
-        expected[first : first + size] = weights
-        leaves, weights = random.integers(count, size=size), random.random(size, np.float32)
-        levels = set_leaves(levels, leaves, weights)
+        first, scaled = int(random.integers(count - size + 1)), random.random(size, np.float32)
+        levels = set_range(levels, first, scaled)
+        expected[first : first + size] = scaled
+        leaves, scaled = random.integers(count, size=size), random.random(size, np.float32)
+        levels = set_leaves(levels, leaves, scaled)
         expected[leaves] = 0
-        np.maximum.at(expected, leaves, weights)
+        np.maximum.at(expected, leaves, scaled)
         np.testing.assert_array_equal(levels[0], expected)
         assert_consistent(levels)
 
 
-def test_leaves_are_drawn_in_proportion_to_their_weights() -> None:
-    """Also where weights differ by orders of magnitude, and never one of weight 0."""
+def test_leaves_are_drawn_in_proportion_to_their_scaled_priorities() -> None:
+    """Also where these differ by orders of magnitude, and never one of 0."""
     random = np.random.default_rng(0)
     count, draws = 5_000, 400_000
-    weights = np.where(random.random(count) < 0.3, 0, 10 ** random.uniform(-4, 0, count)).astype(np.float32)
-    levels = set_range(create_levels(count), 0, weights)
+    scaled = np.where(random.random(count) < 0.3, 0, 10 ** random.uniform(-4, 0, count)).astype(np.float32)
+    levels = set_range(create_levels(count), 0, scaled)
     leaves, found = jax.jit(draw_leaves)(levels, random.random((draws, len(levels)), np.float32))
-    np.testing.assert_array_equal(found, weights[leaves])
+    np.testing.assert_array_equal(found, scaled[leaves])
     assert np.asarray(found).min() > 0
-    counts, expected = np.bincount(leaves, minlength=count), draws * weights / weights.sum(dtype=float)
+    counts, expected = np.bincount(leaves, minlength=count), draws * scaled / scaled.sum(dtype=float)
     assert_chi_square(counts, expected)
 
 
@@ -391,10 +391,10 @@ def assert_chi_square(counts: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, float(np.nextafter(np.float32(1), np.float32(0)))])
-def test_the_ends_of_the_unit_interval_draw_leaves_with_weight(uniform: float) -> None:
-    weights = np.zeros(3_000, np.float32)
-    weights[[700, 701, 1999]] = 0.1, 1e-12, 0.3
-    levels = set_range(create_levels(3_000), 0, weights)
+def test_the_ends_of_the_unit_interval_draw_leaves_above_zero(uniform: float) -> None:
+    scaled = np.zeros(3_000, np.float32)
+    scaled[[700, 701, 1999]] = 0.1, 1e-12, 0.3
+    levels = set_range(create_levels(3_000), 0, scaled)
     leaves, _ = draw_leaves(levels, np.full((1, len(levels)), uniform, np.float32))
     assert int(leaves[0]) == (700 if uniform == 0 else 1999)
 
@@ -459,12 +459,12 @@ def test_priorities_and_importance_weights_are_those_of_the_host() -> None:
             host.table.storage.columns["observation"][start[slot]][0]: slot for slot in items.slots()
         }
         slots = np.array([number_of[number] for number in numbers])
-        weights = items.priorities[slots] ** 0.7
-        relative = weights / weights.min()
+        scaled = items.priorities[slots] ** 0.7
+        relative = scaled / scaled.min()
         np.testing.assert_allclose(batch["relative_probability"], relative, rtol=1e-5)
         np.testing.assert_allclose(
             importance_weights(batch["relative_probability"], 0.4, 1.0),
-            importance_weights(weights / weights.sum(), 0.4),
+            importance_weights(scaled / scaled.sum(), 0.4),
             rtol=1e-5,
         )
         errors = random.exponential(2.0, 16).astype(np.float32)
@@ -722,12 +722,12 @@ def test_stacks_of_frames_are_those_of_the_environment(options: dict[str, Any]) 
         stored.close()
     first, after = (np.asarray(batch[name])[:, 0, 0] for name in ("observation", "next_observation"))
     length = np.asarray(batch["length"], int)
-    goes_on = ~np.asarray(batch["terminated"]).any(axis=1)
-    assert goes_on.any()
+    continues = ~np.asarray(batch["terminated"]).any(axis=1)
+    assert continues.any()
     assert (np.diff(first.astype(int)) >= 0).all()
     assert (np.diff(first.astype(int)) <= 1).all()
-    np.testing.assert_array_equal((after[:, -1] - first[:, -1])[goes_on], length[goes_on])
-    one = goes_on & (length == 1)
+    np.testing.assert_array_equal((after[:, -1] - first[:, -1])[continues], length[continues])
+    one = continues & (length == 1)
     np.testing.assert_array_equal(after[one, :-1], first[one, 1:])
 
 

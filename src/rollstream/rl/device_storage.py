@@ -43,7 +43,12 @@ class DeviceStorage:
         self._write_finals = jit(write_finals, donate=(0,))
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write a round: its columns, `position`, `last_observation`, and `items` if there are priorities."""
+        """Write a round.
+
+        Args:
+            values: The columns of its steps, `last_observation` and `position`; also `ended` for n-step
+                returns, `age` for stacks of frames, and `items` for priorities.
+        """
         if self.arrays is None:
             self.arrays, self.priorities = self._allocate()
         self.arrays, self.priorities = self._write(self.arrays, self.priorities, self._packing.pack(values))
@@ -76,9 +81,9 @@ class DeviceStorage:
         """Bytes on the device."""
         rows = self.layout.num_rows
         observations = sum(self.specs[name].nbytes for name in self.layout.observations)
-        weights = 4 * rows * 32 // 31 if self.layout.priority_exponent else 0
+        levels = 4 * rows * 32 // 31 if self.layout.priority_exponent else 0
         columns = rows * sum(spec.nbytes for spec in self.specs.values())
-        return columns + self._num_finals * observations + weights
+        return columns + self._num_finals * observations + levels
 
     def _allocate(self) -> tuple[Storage, Priorities | None]:
         """Arrays of zeros; raise if the device has too little memory for them."""
