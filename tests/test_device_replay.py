@@ -232,11 +232,11 @@ def assert_same_transitions(found: dict[str, Any], expected: dict[str, Any]) -> 
         (flat, np.lexsort([flat["action"], _first_number(flat)]))
         for flat in (flatten_columns(found), flatten_columns(expected))
     )
-    goes_on = ~expected["terminated"].any(axis=1)[other]  # else nobody looks at what follows
+    continues = ~expected["terminated"].any(axis=1)[other]  # else nobody looks at what follows
     for name, column in expected.items():
         ours, theirs = found[name][order], column[other]
         if name.startswith("next_"):
-            ours, theirs = ours[goes_on], theirs[goes_on]
+            ours, theirs = ours[continues], theirs[continues]
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
@@ -252,6 +252,10 @@ CASES = {
     "two workers": Case(workers=2, priority_exponent=0.5),
     "n-step": Case(n_step=3, priority_exponent=0.5),
     "n-step of two workers": Case(workers=2, width=1, length=1, n_step=3),
+    "n-step in a buffer smaller than a rollout": Case(width=1, length=4, n_step=3, max_size=2),
+    "prioritized n-step in a buffer smaller than a rollout": Case(
+        width=1, length=4, n_step=3, priority_exponent=0.5, max_size=2
+    ),
     "reset steps": Case(reset_steps=True, priority_exponent=0.5),
     "n-step with reset steps": Case(workers=2, reset_steps=True, n_step=2, length=3),
     "parts": Case(nested=True, n_step=2),
@@ -332,9 +336,9 @@ def test_final_observations_are_released_with_their_rows() -> None:
 # The sum tree ------------------------------------------------------------------------------------
 
 
-def set_range(levels: Any, first: int, weights: Any) -> Any:
-    leaves = levels[0].at[first : first + len(weights)].set(weights)
-    return with_sums(leaves, levels, parents_of_range(levels, jnp.int32(first), len(weights)))
+def set_range(levels: Any, first: int, scaled: Any) -> Any:
+    leaves = levels[0].at[first : first + len(scaled)].set(scaled)
+    return with_sums(leaves, levels, parents_of_range(levels, jnp.int32(first), len(scaled)))
 
 
 def assert_consistent(levels: Any) -> None:
@@ -352,27 +356,27 @@ def test_sums_are_those_of_the_leaves(count: int) -> None:
     expected = np.zeros(len(levels[0]), np.float32)
     for _ in range(5):
         size = int(random.integers(1, min(count, 70) + 1))
-        first, weights = int(random.integers(count - size + 1)), random.random(size, np.float32)
-        levels = set_range(levels, first, weights)
-        expected[first : first + size] = weights
-        leaves, weights = random.integers(count, size=size), random.random(size, np.float32)
-        levels = set_leaves(levels, leaves, weights)
+        first, scaled = int(random.integers(count - size + 1)), random.random(size, np.float32)
+        levels = set_range(levels, first, scaled)
+        expected[first : first + size] = scaled
+        leaves, scaled = random.integers(count, size=size), random.random(size, np.float32)
+        levels = set_leaves(levels, leaves, scaled)
         expected[leaves] = 0
-        np.maximum.at(expected, leaves, weights)
+        np.maximum.at(expected, leaves, scaled)
         np.testing.assert_array_equal(levels[0], expected)
         assert_consistent(levels)
 
 
-def test_leaves_are_drawn_in_proportion_to_their_weights() -> None:
-    """Also where weights differ by orders of magnitude, and never one of weight 0."""
+def test_leaves_are_drawn_in_proportion_to_their_scaled_priorities() -> None:
+    """Also where these differ by orders of magnitude, and never one of 0."""
     random = np.random.default_rng(0)
     count, draws = 5_000, 400_000
-    weights = np.where(random.random(count) < 0.3, 0, 10 ** random.uniform(-4, 0, count)).astype(np.float32)
-    levels = set_range(create_levels(count), 0, weights)
+    scaled = np.where(random.random(count) < 0.3, 0, 10 ** random.uniform(-4, 0, count)).astype(np.float32)
+    levels = set_range(create_levels(count), 0, scaled)
     leaves, found = jax.jit(draw_leaves)(levels, random.random((draws, len(levels)), np.float32))
-    np.testing.assert_array_equal(found, weights[leaves])
+    np.testing.assert_array_equal(found, scaled[leaves])
     assert np.asarray(found).min() > 0
-    counts, expected = np.bincount(leaves, minlength=count), draws * weights / weights.sum(dtype=float)
+    counts, expected = np.bincount(leaves, minlength=count), draws * scaled / scaled.sum(dtype=float)
     assert_chi_square(counts, expected)
 
 
@@ -387,10 +391,10 @@ def assert_chi_square(counts: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, float(np.nextafter(np.float32(1), np.float32(0)))])
-def test_the_ends_of_the_unit_interval_draw_leaves_with_weight(uniform: float) -> None:
-    weights = np.zeros(3_000, np.float32)
-    weights[[700, 701, 1999]] = 0.1, 1e-12, 0.3
-    levels = set_range(create_levels(3_000), 0, weights)
+def test_the_ends_of_the_unit_interval_draw_leaves_above_zero(uniform: float) -> None:
+    scaled = np.zeros(3_000, np.float32)
+    scaled[[700, 701, 1999]] = 0.1, 1e-12, 0.3
+    levels = set_range(create_levels(3_000), 0, scaled)
     leaves, _ = draw_leaves(levels, np.full((1, len(levels)), uniform, np.float32))
     assert int(leaves[0]) == (700 if uniform == 0 else 1999)
 
@@ -398,7 +402,11 @@ def test_the_ends_of_the_unit_interval_draw_leaves_with_weight(uniform: float) -
 # Sampling ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [Case(), Case(n_step=3), Case(reset_steps=True)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(n_step=3), Case(reset_steps=True), Case(width=1, length=4, n_step=3, max_size=2)],
+    ids=str,
+)
 def test_uniform_draws_are_of_all_transitions_alike(case: Case) -> None:
     replay, rollouts = device_replay(case, batch_size=40_000), Rollouts(case, 1)
     for rounds in (1, 3, 9):
@@ -451,12 +459,12 @@ def test_priorities_and_importance_weights_are_those_of_the_host() -> None:
             host.table.storage.columns["observation"][start[slot]][0]: slot for slot in items.slots()
         }
         slots = np.array([number_of[number] for number in numbers])
-        weights = items.priorities[slots] ** 0.7
-        relative = weights / weights.min()
+        scaled = items.priorities[slots] ** 0.7
+        relative = scaled / scaled.min()
         np.testing.assert_allclose(batch["relative_probability"], relative, rtol=1e-5)
         np.testing.assert_allclose(
             importance_weights(batch["relative_probability"], 0.4, 1.0),
-            importance_weights(weights / weights.sum(), 0.4),
+            importance_weights(scaled / scaled.sum(), 0.4),
             rtol=1e-5,
         )
         errors = random.exponential(2.0, 16).astype(np.float32)
@@ -508,6 +516,25 @@ def test_reset_steps_in_a_full_ring_do_not_keep_training_from_starting() -> None
         replay.insert(rollouts.round())
     assert replay.size < 8
     assert replay.sample() is not None
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+def test_a_state_is_loaded_block_by_block(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row, several blocks of which the last overlaps, and one block."""
+    monkeypatch.setattr(device_storage, "_BLOCK_BYTES", block_bytes)
+    case = Case(width=3, n_step=2, frame_stack=2, priority_exponent=0.5, max_size=40)
+    replay, rollouts, loaded = device_replay(case), Rollouts(case, 4), device_replay(case)
+    for rounds in (3, 9):
+        for _ in range(rounds):
+            replay.insert(rollouts.round())
+        loaded.load_state_dict(pickle.loads(pickle.dumps(replay.state_dict())))
+        for one, other in zip(
+            *(jax.tree.leaves((own.storage.arrays, own.storage.priorities)) for own in (replay, loaded)),
+            strict=True,
+        ):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    assert loaded.insert(chunks := rollouts.round()) == replay.insert(chunks)
 
 
 # Training ----------------------------------------------------------------------------------------
@@ -695,12 +722,12 @@ def test_stacks_of_frames_are_those_of_the_environment(options: dict[str, Any]) 
         stored.close()
     first, after = (np.asarray(batch[name])[:, 0, 0] for name in ("observation", "next_observation"))
     length = np.asarray(batch["length"], int)
-    goes_on = ~np.asarray(batch["terminated"]).any(axis=1)
-    assert goes_on.any()
+    continues = ~np.asarray(batch["terminated"]).any(axis=1)
+    assert continues.any()
     assert (np.diff(first.astype(int)) >= 0).all()
     assert (np.diff(first.astype(int)) <= 1).all()
-    np.testing.assert_array_equal((after[:, -1] - first[:, -1])[goes_on], length[goes_on])
-    one = goes_on & (length == 1)
+    np.testing.assert_array_equal((after[:, -1] - first[:, -1])[continues], length[continues])
+    one = continues & (length == 1)
     np.testing.assert_array_equal(after[one, :-1], first[one, 1:])
 
 
@@ -764,13 +791,16 @@ def test_the_plan_goes_on_when_a_worker_dies(on_failure: Any) -> None:
 
 def test_too_little_memory_is_named_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(max_size=1_000)
-    replay = device_replay(case)
+    replay, saved = device_replay(case), device_replay(case)
+    saved.insert(Rollouts(case, 0).round())
     monkeypatch.setattr(device_storage, "_memory", lambda _: 1_000)
     told = (
         r"replay on the device needs \S+ GB, and \S+ has 1e-06 GB; reduce buffer_size, or set replay to host"
     )
     with pytest.raises(rs.RollstreamError, match=told):
         replay.insert(Rollouts(case, 0).round())
+    with pytest.raises(rs.RollstreamError, match=told):
+        replay.load_state_dict(saved.state_dict())
 
 
 def test_rollouts_of_some_workers_are_refused_where_those_of_all_are_needed() -> None:

@@ -47,8 +47,8 @@ def choose_acting(
 def _require_device(policy: Any, own_process: bool) -> None:
     if own_process:
         raise RollstreamError(
-            "acting='device' needs workers in the driver's process: set workers=0 or engine='threads'; "
-            "workers with processes of their own act on the host"
+            "acting='device' needs workers in the driver's process: set workers=0, engine='threads' or "
+            "acting='auto'; workers with processes of their own act on the host"
         )
     if not policy.jit:
         raise RollstreamError(

@@ -1,4 +1,4 @@
-"""Acting on the device: frames go there once, as bytes, and what is recorded of a rollout stays there.
+"""Acting on the device: frames are sent as bytes, and what is recorded of a rollout stays there.
 
 A step is one call of a jitted program, which stacks the new frames, acts, and writes the observation, and the
 log probability and value if the policy evaluates its steps, into buffers `[T, B, ...]`. The host sends frames
@@ -56,7 +56,7 @@ class DeviceActing:
         space = vector.observation_space if self._frames is None else self._frames.frame_space
         self.host_space = space if for_replay else None
         """The space of the frames or observations that the host is to keep; `None` if it keeps none."""
-        push = partial(push_frames, axis=self._frames.axis) if self._frames is not None else _newest
+        push = partial(push_frames, axis=self._frames.axis) if self._frames is not None else _without_stacking
         self._step = partial(_step, step, push)
         self._program = jit(self._step, donate=(4,))
         self._push = jit(push)
@@ -160,8 +160,8 @@ def push_frames(stack: Array, frames: Array, started: Array, *, axis: int) -> Ar
     return jnp.concatenate([before, frames], axis)
 
 
-def _newest(stack: None, frames: Observation, started: None) -> Observation:  # noqa: ARG001
-    """Without stacking."""
+def _without_stacking(stack: None, frames: Observation, started: None) -> Observation:  # noqa: ARG001
+    """The observation of environments whose frames are not stacked."""
     return frames
 
 

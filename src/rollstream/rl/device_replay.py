@@ -17,6 +17,7 @@ from rollstream.replay.signature import Signature, flatten_columns
 from rollstream.rl.device_sampling import RingLayout
 from rollstream.rl.device_storage import DeviceStorage
 from rollstream.rl.device_sum_tree import num_levels
+from rollstream.rl.packed_arrays import rounded_up
 from rollstream.rl.rollout_rounds import join_chunks
 from rollstream.rl.transition_ring import FinalSlots, TransitionRing
 
@@ -48,7 +49,7 @@ class DeviceReplay:
         signature: The columns of a step: `observation` (or its parts), `action`, `reward`, `terminated`.
         num_envs: Environments of all workers.
         rollout_length: Steps of each environment per write.
-        max_size: Number of transitions, rounded up to whole rollouts of all environments.
+        max_size: Number of transitions, rounded up to whole rollouts of all environments, at least one.
         min_size: Number of transitions before the first batch.
         batch_size: Transitions per batch.
         n_step: Steps per transition.
@@ -73,12 +74,14 @@ class DeviceReplay:
         frame_axis: int = -1,
         seed: int = 0,
     ):
-        capacity = _rounded_up(math.ceil(max_size / num_envs) + n_step - 1, rollout_length)
+        # A write completes transitions of its T steps and of the n - 1 before them: all of them stay.
+        steps = max(math.ceil(max_size / num_envs), rollout_length) + n_step - 1
+        capacity = rounded_up(steps, rollout_length)
         self.layout = RingLayout(
             num_envs,
             rollout_length,
             # the newest observation and the frames before the oldest step have rows of their own
-            length=_rounded_up(capacity + frame_stack, rollout_length),
+            length=rounded_up(capacity + frame_stack, rollout_length),
             capacity=capacity,
             observations=tuple(name for name in signature if name.partition("/")[0] == "observation"),
             n_step=n_step,
@@ -209,7 +212,3 @@ class DeviceReplay:
         """What a saved state has to agree on, as plain data."""
         columns = {name: str(spec) for name, spec in self.storage.specs.items()}
         return asdict(self.layout) | {"observations": list(self.layout.observations), "columns": columns}
-
-
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

@@ -23,14 +23,15 @@ from rollstream.rl.device_sum_tree import (
     draw_leaves,
     parents_of_range,
     set_leaves,
+    take_rows,
     with_sums,
 )
 from rollstream.rl.packed_arrays import PackedArrays
 
 Array = Any
 NO_FINAL = -1
-_LEAST_WEIGHT, _LARGEST_WEIGHT = 1e-30, 1e30
-"""Weights stay within the range of float32, and so do their sums."""
+_MIN_SCALED_PRIORITY, _MAX_SCALED_PRIORITY = 1e-30, 1e30
+"""Scaled priorities stay within the range of float32, and so do their sums."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Storage(NamedTuple):
 
 
 class Priorities(NamedTuple):
-    """Priorities to the power of alpha, as a sum tree, with weight 0 for rows that are no transition."""
+    """Scaled priorities, to the power of alpha, as a sum tree; 0 for rows that are no transition."""
 
     levels: Levels
     max_priority: Array
@@ -107,20 +108,20 @@ def write_rollouts(
 
 
 def _admit(layout: RingLayout, priorities: Priorities, position: Array, items: Array) -> Priorities:
-    """Give new transitions the maximum priority, and those that leave the ring weight 0.
+    """Give new transitions the maximum priority, and remove those that leave the ring.
 
     `items` are the transitions that this write completes, `[n - 1 + T, B]`: they may start in the n - 1 steps
     before it.
     """
     width, before = layout.num_envs, layout.n_step - 1
     count = layout.rollout_length * width
-    weight = _weights(layout, priorities.max_priority)
+    scaled = _scaled_priorities(layout, priorities.max_priority)
     first, leaving = position * width, (position - layout.capacity) % layout.length * width
     steps = (position - before + jnp.arange(before)) % layout.length
     earlier = (steps[:, None] * width + jnp.arange(width)).reshape(-1)
     leaves = priorities.levels[0]
-    completed = jnp.where(items[:before].reshape(-1), weight, _take(leaves, earlier))
-    new = jnp.where(items[before:], weight, 0.0).reshape(count)
+    completed = jnp.where(items[:before].reshape(-1), scaled, take_rows(leaves, earlier))
+    new = jnp.where(items[before:], scaled, 0.0).reshape(count)
     leaves = jax.lax.dynamic_update_slice_in_dim(leaves.at[earlier].set(completed), new, first, 0)
     leaves = jax.lax.dynamic_update_slice_in_dim(leaves, jnp.zeros(count), leaving, 0)
     parents = [parents_of_range(priorities.levels, start, count) for start in (first, leaving)]
@@ -152,8 +153,8 @@ def sample_transitions(
     if priorities is None:
         rows, relative = draws, jnp.ones(len(draws), jnp.float32)
     else:
-        rows, weights = draw_leaves(priorities.levels, draws)
-        relative = weights / weights.min()
+        rows, scaled = draw_leaves(priorities.levels, draws)
+        relative = scaled / scaled.min()
     return Columns(gather_transitions(layout, storage, rows) | {"relative_probability": relative}), rows
 
 
@@ -164,18 +165,18 @@ def gather_transitions(layout: RingLayout, storage: Storage, rows: Array) -> dic
     length = inside.sum(axis=1)
     last = rows if layout.n_step == 1 else jnp.take_along_axis(steps, length[:, None] - 1, axis=1)[:, 0]
     batch = {
-        "action": _take(columns["action"], rows),
-        "reward": jnp.where(inside, _take(columns["reward"], steps), 0.0),
-        "terminated": inside & _take(columns["terminated"], steps),
+        "action": take_rows(columns["action"], rows),
+        "reward": jnp.where(inside, take_rows(columns["reward"], steps), 0.0),
+        "terminated": inside & take_rows(columns["terminated"], steps),
         "length": length.astype(jnp.float32),
     }
-    final, after = _take(columns["final"], last), (last + layout.num_envs) % layout.num_rows
+    final, after = take_rows(columns["final"], last), (last + layout.num_envs) % layout.num_rows
     for name in layout.observations:
         next_frame = _select(
-            final != NO_FINAL, _take(storage.finals[name], final), _take(columns[name], after)
+            final != NO_FINAL, take_rows(storage.finals[name], final), take_rows(columns[name], after)
         )
         if layout.frame_stack == 1:
-            batch[name], batch[f"next_{name}"] = _take(columns[name], rows), next_frame
+            batch[name], batch[f"next_{name}"] = take_rows(columns[name], rows), next_frame
             continue
         frames = _frames(layout, columns, name, rows)
         before = frames if layout.n_step == 1 else _frames(layout, columns, name, last)
@@ -190,14 +191,14 @@ def _window(layout: RingLayout, columns: dict[str, Array], rows: Array) -> tuple
     if layout.n_step == 1:
         return rows[:, None], jnp.ones((len(rows), 1), bool)
     steps = (rows[:, None] + layout.num_envs * jnp.arange(layout.n_step)) % layout.num_rows
-    goes_on = jnp.cumprod(~_take(columns["ended"], steps[:, :-1]), axis=1).astype(bool)
-    return steps, jnp.concatenate([jnp.ones((len(rows), 1), bool), goes_on], axis=1)
+    continues = jnp.cumprod(~take_rows(columns["ended"], steps[:, :-1]), axis=1).astype(bool)
+    return steps, jnp.concatenate([jnp.ones((len(rows), 1), bool), continues], axis=1)
 
 
 def _frames(layout: RingLayout, columns: dict[str, Array], name: str, rows: Array) -> Array:
     """The last k frames up to each row, `[N, k, ...]`; the first of an episode is repeated."""
-    back = jnp.minimum(jnp.arange(layout.frame_stack)[::-1], _take(columns["age"], rows)[:, None])
-    return _take(columns[name], (rows[:, None] - back * layout.num_envs) % layout.num_rows)
+    back = jnp.minimum(jnp.arange(layout.frame_stack)[::-1], take_rows(columns["age"], rows)[:, None])
+    return take_rows(columns[name], (rows[:, None] - back * layout.num_envs) % layout.num_rows)
 
 
 def update_priorities(
@@ -205,19 +206,16 @@ def update_priorities(
 ) -> Priorities:
     """Set the priorities of sampled transitions, unless an update was not `finite`."""
     new = jnp.where(finite > 0, new + PRIORITY_EPSILON, 0.0)
-    weights = jnp.where(finite > 0, _weights(layout, new), _take(priorities.levels[0], rows))
+    scaled = jnp.where(finite > 0, _scaled_priorities(layout, new), take_rows(priorities.levels[0], rows))
     return Priorities(
-        set_leaves(priorities.levels, rows, weights), jnp.maximum(priorities.max_priority, new.max())
+        set_leaves(priorities.levels, rows, scaled), jnp.maximum(priorities.max_priority, new.max())
     )
 
 
-def _weights(layout: RingLayout, priorities: Array) -> Array:
-    return jnp.clip(priorities**layout.priority_exponent, _LEAST_WEIGHT, _LARGEST_WEIGHT)
+def _scaled_priorities(layout: RingLayout, priorities: Array) -> Array:
+    """Priorities to the power of alpha, clipped."""
+    return jnp.clip(priorities**layout.priority_exponent, _MIN_SCALED_PRIORITY, _MAX_SCALED_PRIORITY)
 
 
 def _select(condition: Array, chosen: Array, other: Array) -> Array:
     return jnp.where(condition.reshape(-1, *(1 for _ in chosen.shape[1:])), chosen, other)
-
-
-def _take(array: Array, index: Array) -> Array:
-    return jnp.take(array, index, axis=0, mode="clip")

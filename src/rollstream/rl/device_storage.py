@@ -19,6 +19,8 @@ from rollstream.rl.jit import jit
 from rollstream.rl.packed_arrays import PackedArrays
 
 Array = np.ndarray[Any, Any]
+_BLOCK_BYTES = 64 << 20
+"""Bytes of a saved array that are on the device twice while it is loaded."""
 
 
 class DeviceStorage:
@@ -41,9 +43,14 @@ class DeviceStorage:
         self._write_finals = jit(write_finals, donate=(0,))
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write a round: its columns, `position`, `last_observation`, and `items` if there are priorities."""
+        """Write a round.
+
+        Args:
+            values: The columns of its steps, `last_observation` and `position`; also `ended` for n-step
+                returns, `age` for stacks of frames, and `items` for priorities.
+        """
         if self.arrays is None:
-            self._allocate()
+            self.arrays, self.priorities = self._allocate()
         self.arrays, self.priorities = self._write(self.arrays, self.priorities, self._packing.pack(values))
 
     def add_finals(self, rows: Array, slots: list[int], room: int, values: dict[str, Array]) -> None:
@@ -74,11 +81,12 @@ class DeviceStorage:
         """Bytes on the device."""
         rows = self.layout.num_rows
         observations = sum(self.specs[name].nbytes for name in self.layout.observations)
-        weights = 4 * rows * 32 // 31 if self.layout.priority_exponent else 0
+        levels = 4 * rows * 32 // 31 if self.layout.priority_exponent else 0
         columns = rows * sum(spec.nbytes for spec in self.specs.values())
-        return columns + self._num_finals * observations + weights
+        return columns + self._num_finals * observations + levels
 
-    def _allocate(self) -> None:
+    def _allocate(self) -> tuple[Storage, Priorities | None]:
+        """Arrays of zeros; raise if the device has too little memory for them."""
         device = jax.devices()[0]
         memory = _memory(device)
         fix = "reduce buffer_size, or set replay to host"
@@ -86,7 +94,7 @@ class DeviceStorage:
         if memory is not None and self.nbytes > memory:
             raise RollstreamError(f"{needed}, and {device} has {memory / 1e9:.3g} GB; {fix}")
         try:
-            self.arrays, self.priorities = jax.block_until_ready(self._zeros())
+            return jax.block_until_ready(self._zeros())
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -116,17 +124,20 @@ class DeviceStorage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore arrays, as copies that XLA may write into."""
+        """Restore arrays: allocate them as the first write does, and write the saved ones into them."""
         self.arrays = self.priorities = None
         if state is None:
             return
-        rows = self.layout.num_rows
-        columns = {name: _resized(own, rows) for name, own in state["columns"].items()}
-        finals = {name: _resized(own, len(own)) for name, own in state["finals"].items()}
-        self.arrays, self._num_finals = Storage(columns, finals), len(next(iter(finals.values())))
-        if state["priorities"]:
-            *levels, max_priority = (jnp.array(own, copy=True) for own in state["priorities"])
-            self.priorities = Priorities(tuple(levels), max_priority)
+        self._num_finals = len(next(iter(state["finals"].values())))
+        arrays, priorities = self._allocate()
+        self.arrays = Storage(
+            {name: _filled(own, state["columns"][name]) for name, own in arrays.columns.items()},
+            {name: _filled(own, state["finals"][name]) for name, own in arrays.finals.items()},
+        )
+        if priorities is not None:
+            *levels, max_priority = state["priorities"]
+            filled = tuple(_filled(own, saved) for own, saved in zip(priorities.levels, levels, strict=True))
+            self.priorities = Priorities(filled, jnp.array(max_priority, copy=True))
 
 
 def _column_specs(layout: RingLayout, signature: Signature) -> dict[str, ArraySpec]:
@@ -161,6 +172,23 @@ def _packing(layout: RingLayout, columns: Mapping[str, ArraySpec]) -> PackedArra
 def _resized(array: Any, rows: int) -> Any:
     """A copy with zeros after it."""
     return jnp.zeros((rows, *array.shape[1:]), array.dtype).at[: len(array)].set(array)
+
+
+def _filled(array: Any, saved: Array) -> Any:
+    """A device array, which is donated, with saved values in its first rows; copied block by block."""
+    block = min(len(saved), max(1, _BLOCK_BYTES // (saved[:1].nbytes or 1)))
+    for first in range(0, len(saved), block):
+        start = min(first, len(saved) - block)  # all blocks have one shape: the last may overlap
+        # One block at a time is on its way to the device.
+        array = jax.block_until_ready(_write_rows(array, saved[start : start + block], start))
+    return array
+
+
+def _updated_rows(array: Any, rows: Any, start: Any) -> Any:
+    return jax.lax.dynamic_update_slice_in_dim(array, rows, start, 0)
+
+
+_write_rows = jit(_updated_rows, donate=(0,))
 
 
 def _memory(device: Any) -> int | None:

@@ -43,7 +43,7 @@ class PackedArrays:
         for name, (shape, dtype) in specs.items():
             part = _Part(name, self.nbytes, shape, np.dtype(dtype))
             self._parts.append(part)
-            self.nbytes = -(-part.stop // _ALIGNMENT) * _ALIGNMENT
+            self.nbytes = rounded_up(part.stop, _ALIGNMENT)
 
     def pack(self, arrays: Mapping[str, Array]) -> np.ndarray[Any, Any]:
         """A new buffer with these arrays, converted to the dtypes of the specs."""
@@ -55,6 +55,15 @@ class PackedArrays:
     def unpack(self, buffer: Array) -> dict[str, Array]:
         """The arrays in a buffer."""
         return {part.name: _unpacked(buffer[part.start : part.stop], part) for part in self._parts}
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """The least multiple that is no smaller than a count.
+
+    >>> rounded_up(9, 8), rounded_up(16, 8)
+    (16, 16)
+    """
+    return -(-count // multiple) * multiple
 
 
 def _unpacked(own: Array, part: _Part) -> Array:

@@ -74,7 +74,7 @@ class StoreToBuffer:
         """Restore the local buffer."""
         self.env_steps = state["env_steps"]
         if not isinstance(self.replay, ReplayShards):
-            _require_same_place(self.replay, state["buffer"])
+            _require_same_replay(self.replay, state["buffer"])
             self.replay.load_state_dict(state["buffer"])
 
 
@@ -87,7 +87,7 @@ def _require_round(replay: DeviceReplay, rollout: Rollout) -> None:
         )
 
 
-def _require_same_place(replay: ReplayBuffer | DeviceReplay, state: Mapping[str, Any]) -> None:
+def _require_same_replay(replay: ReplayBuffer | DeviceReplay, state: Mapping[str, Any]) -> None:
     saved = "device" if "device" in state else "host"
     own = "device" if isinstance(replay, DeviceReplay) else "host"
     if saved != own:

@@ -55,7 +55,7 @@ class TransitionRing:
 
     @property
     def is_full(self) -> bool:
-        """Whether old transitions have been removed."""
+        """Whether the next write removes transitions."""
         return self.steps >= self.layout.capacity
 
     def rows(self, step: int | Array, streams: int | Array) -> Any:
