@@ -3,8 +3,8 @@
 Everybody has 8 environments, 2048 steps a batch, 10 epochs of minibatches of 64, networks of 64 x 64 tanh and
 the same other settings (`peers/command_line.py`). Each runs in a process of its own (`peers/ppo_*.py`) that
 trains 3 batches to warm up and compile, then some more against the clock. Competitors take turns over several
-passes; figures are medians. Compare within one run, on a machine with nothing else to do. `--minibatch 256` is the
-harder comparison, which the targets are meant for: small updates cost the peers more.
+passes; figures are medians. Compare within one run, on a machine with nothing else to do. `--minibatch 256`
+is the harder comparison, which the targets are meant for: small updates cost the peers more.
 
 - `sync`: the plan on inline; workers wait while the learner learns.
 - `overlap`: 2 workers on processes that sample the next batch meanwhile, one version behind.

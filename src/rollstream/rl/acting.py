@@ -18,9 +18,9 @@ Acting: TypeAlias = Literal["auto", "host", "device"]
 DEVICE_FLOPS = 10e6
 """FLOPs of a step of all environments of a worker from which on an accelerator acts faster than a core.
 
-A core computes 5 to 10 GFLOP/s of such networks, so it takes 1 to 2 ms for these. An accelerator is estimated to
-take 0.5 ms for however little: a read, of the actions, was measured at 0.3 ms on one H200; two transfers and the
-call were not."""
+A core computes 5 to 10 GFLOP/s of such networks, so it takes 1 to 2 ms for these. An accelerator is estimated
+to take 0.5 ms for however little: a read, of the actions, was measured at 0.3 ms on one H200; two transfers
+and the call were not."""
 
 
 def choose_acting(
