@@ -18,6 +18,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import support
 from gymnasium import spaces
@@ -96,7 +97,7 @@ def training(num_envs: int, rounds: int, place: Any) -> Iterator[tuple[Callable[
     with rs.engine("inline") as engine:
         workers = sac.SAC.workers(engine, config, task)
         plan = sac.plan(workers, config)
-        yield lambda: next(plan), workers.learner
+        yield lambda: next(plan), workers.local_learner
         plan.close()
 
 
@@ -118,12 +119,10 @@ def bare(learner: Learner, draw: DeviceDraw, rounds: int) -> None:
     program = learner._program(MANY, draw.storage.layout)
     schedules = {name: np.float32(value) for name, value in learner._schedules(0.0).items()}
     inputs = jax.device_put((draw.draws, learner._draw_inputs(MANY), schedules))
-    weights, state, finite, priorities = learner.weights, learner.state, np.float32(1), None
+    trained, finite = jax.tree.map(jnp.copy, learner._pack()), np.float32(1)  # may be donated
     for _ in range(rounds):
-        weights, state, finite, priorities, _ = program(
-            weights, state, finite, priorities, draw.storage.arrays, *inputs
-        )
-    jax.block_until_ready(weights)
+        trained, *_ = program(trained, finite, None, draw.storage.arrays, *inputs)
+    jax.block_until_ready(trained)
 
 
 def timed(function: Callable[[], Any]) -> float:
@@ -138,6 +137,7 @@ def many(rounds: int, passes: int) -> list[Figure]:
     with training(MANY, rounds, "device") as (train, learner):
         draws = captured(learner)
         train()  # compiles
+        bare(learner, draws[0], 1)
         rates: dict[str, list[float]] = {"device": [], "bare": []}
         for _ in range(passes):
             rates["device"].append(steps / timed(train))

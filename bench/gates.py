@@ -39,11 +39,25 @@ class Gate:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters that are not the tuned ones."""
+    tuned: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters tuned for an environment that the package has none for."""
+    below: bool = False
+    """The seeds have to stay below the return: it takes something that is left out."""
+
+    @property
+    def name(self) -> str:
+        """The environment, without its file."""
+        return self.environment.rpartition(":")[2]
 
     @property
     def title(self) -> str:
         """The environment, with hyperparameters that are not the tuned ones."""
-        return ", ".join([self.environment, *(f"{name} {value}" for name, value in self.config.items())])
+        return ", ".join([self.name, *(f"{name} {value}" for name, value in self.config.items())])
+
+    @property
+    def target(self) -> str:
+        """What has to be reached, in words."""
+        return f"{'<' if self.below else '>='} {self.at_least:g} in {self.needed} of {self.seeds}"
 
     @property
     def commands(self) -> list[str]:
@@ -53,8 +67,9 @@ class Gate:
         options = "".join(f" --env-kwargs {key}={value}" for key, value in self.env_kwargs.items())
         evaluate = f" --evaluate-every {self.evaluate_every}" if self.evaluate_every else ""
         best = " --best" if self.evaluate_every else ""
-        folder = "-".join(["runs/" + self.algorithm, self.environment, *map(str, self.config.values()), "1"])
-        options += "".join(f" --config.{key} {value}" for key, value in self.config.items())
+        folder = "-".join(["runs/" + self.algorithm, self.name, *map(str, self.config.values()), "1"])
+        for key, value in (self.config | self.tuned).items():
+            options += f" --config.{key}" if value is True else f" --config.{key} {value}"
         options += f" --out {folder}" if self.config else ""
         return [
             f"rollstream train {task}{options}{workers}{evaluate}",
@@ -62,24 +77,53 @@ class Gate:
         ]
 
 
+HIDDEN_VELOCITIES = "examples/hidden_velocities.py:HiddenVelocities"
+IMPALA_MEMORY = {"learning_rate": 0.002, "learning_rate_decay": True, "normalize_rewards": True}
+PPO_MEMORY = {
+    "rollout_length": 128,
+    "minibatch_size": 256,
+    "learning_rate": 0.001,
+    "learning_rate_decay": True,
+    "normalize_observations": True,
+}
+R2D2_MEMORY = {
+    "rollout_length": 40,
+    "sequence_length": 40,
+    "burn_in": 20,
+    "samples_per_insert": 32.0,
+    "buffer_size": 50_000,
+    "learning_rate": 0.0005,
+    "gamma": 0.99,
+    "target_update_interval": 200,
+}
+
 GATES = (
     Gate("ppo", "CartPole-v1", 100_000, 475, seeds=5, needed=5),
     Gate("a2c", "CartPole-v1", 500_000, 475, seeds=5, needed=4),
     Gate("a3c", "CartPole-v1", 500_000, 475, seeds=5, needed=4, workers=2),
+    Gate("impala", "CartPole-v1", 1_000_000, 475, seeds=5, needed=4, workers=2),
+    Gate("appo", "CartPole-v1", 500_000, 475, seeds=5, needed=4, workers=2),
+    Gate(
+        "impala", HIDDEN_VELOCITIES, 1_000_000, 450, 5, 3, 2, config={"memory": "lstm"}, tuned=IMPALA_MEMORY
+    ),
     Gate("ppo", "Acrobot-v1", 200_000, -100, seeds=5, needed=4),
     Gate("ppo", "Pendulum-v1", 200_000, -250, seeds=5, needed=5),
     Gate("ppo", "LunarLander-v3", 1_000_000, 200, seeds=3, needed=3),
     Gate("dqn", "CartPole-v1", 100_000, 475, 5, 4, evaluate_every=5_000, episodes=200),
     Gate("apex", "CartPole-v1", 300_000, 475, 5, 4, workers=2, evaluate_every=20_000, episodes=200),
+    Gate("r2d2", HIDDEN_VELOCITIES, 300_000, 450, 5, 3, tuned=R2D2_MEMORY),
     Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, evaluate_every=2_000, episodes=200),
     Gate("td3", "Pendulum-v1", 20_000, -180, 5, 4, evaluate_every=2_000, episodes=200),
     Gate("dqn", "CartPole-v1", 100_000, 475, 5, 4, 0, 5_000, 200, config={"replay": "device"}),
     Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, 0, 2_000, 200, config={"replay": "device"}),
+    Gate("sac", "Pendulum-v1", 20_000, -180, 5, 5, 0, 2_000, 200, config={"rollout_length": 8}),
     Gate("ppo", "Taxi-v4", 500_000, 7, seeds=3, needed=3, episodes=300),
     Gate("dqn", "Taxi-v4", 150_000, 7, seeds=3, needed=3, episodes=300),
     Gate("sac", "Taxi-v4", 60_000, 7, seeds=3, needed=3, episodes=300),
     Gate("dqn", "CliffWalking-v1", 50_000, -13, seeds=3, needed=3, env_kwargs={"max_episode_steps": 200}),
     Gate("ppo", "Blackjack-v1", 200_000, -0.06, seeds=3, needed=3, episodes=10_000),
+    Gate("ppo", HIDDEN_VELOCITIES, 300_000, 450, 5, 4, config={"memory": "gru"}, tuned=PPO_MEMORY),
+    Gate("ppo", HIDDEN_VELOCITIES, 300_000, 450, 5, 5, tuned=PPO_MEMORY, below=True),
 )
 
 
@@ -93,7 +137,8 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return sum(value >= self.gate.at_least for value in self.returns) >= self.gate.needed
+        gate = self.gate
+        return sum((value >= gate.at_least) is not gate.below for value in self.returns) >= gate.needed
 
 
 def run_gate(gate: Gate) -> Result:
@@ -108,7 +153,7 @@ def run_gate(gate: Gate) -> Result:
                 steps=gate.steps,
                 seed=seed,
                 workers=gate.workers,
-                config=gate.config or None,
+                config=gate.config | gate.tuned or None,
                 out=Path(folder) / "run",
                 evaluate_every=gate.evaluate_every,
                 quiet=True,
@@ -139,7 +184,7 @@ def table(results: list[Result]) -> str:
         mean = sum(result.seconds) / len(result.seconds)
         lines.append(
             f"| {gate.algorithm} | {gate.title} | {gate.workers} | {gate.steps:,} "
-            f"| >= {gate.at_least:g} in {gate.needed} of {gate.seeds} | {reached} | {passed} | {mean:.0f} |"
+            f"| {gate.target} | {reached} | {passed} | {mean:.0f} |"
         )
     return "\n".join(lines)
 
@@ -155,8 +200,8 @@ least one, of a shared machine. `make gates` writes this page.
 
 {table(results)}
 
-Hyperparameters are the tuned ones (`src/rollstream/training/tuned.toml`), or else the defaults of the
-algorithm. The commands for seed 1:
+Hyperparameters are the tuned ones (`src/rollstream/training/tuned.toml`) or those of the command, or else the
+defaults of the algorithm. The commands for seed 1:
 
 ```sh
 {commands}
@@ -175,7 +220,7 @@ def main() -> None:
         gate
         for gate in GATES
         if (not arguments.algorithms or gate.algorithm in arguments.algorithms)
-        and arguments.environment in (None, gate.environment)
+        and arguments.environment in (None, gate.name)
     ]
     results = [run_gate(gate) for gate in chosen]
     print(f"\n{table(results)}")

@@ -31,7 +31,8 @@ from typing import Any
 import support
 
 from rollstream.replay.service import ReplayShard
-from rollstream.rl import episode_statistics, operators, replay_operators, reporting
+from rollstream.rl import episode_statistics, operators, replay_operators, reporting, training_step
+from rollstream.rl.learner_actor import LearnerActor, RemoteLearner
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_set import WorkerSet
 
@@ -41,6 +42,7 @@ PAPER = {
     "ppo": (386, 79, 225),
     "dqn": (239, 87, 139),
     "apex": (250, 126, 216),
+    "impala": (694, 89, 362),
 }
 """Table 1: the original, RLlib Flow minimal, and conservative."""
 REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
@@ -49,13 +51,15 @@ REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.TrainOneStep: (WorkerSet.send_weights, RolloutWorker.set_weights),
     operators.ApplyGradients: (WorkerSet.send_weights, RolloutWorker.set_weights),
     operators.UpdateWeights: (WorkerSet.send_weights, RolloutWorker.set_weights),
+    operators.ReceiveWeights: (LearnerActor, RemoteLearner, training_step.train_on),
     replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.insert, ReplayShard.update_priorities),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
 
 ON_ACTORS = {
     "a3c": ("worker", "worker_gradients"),
-    "apex": ("worker", "set_epsilon", "add_priorities", "max_q", "td_errors", "replay"),
+    "apex": ("worker", "make_worker", "set_epsilon", "add_estimates", "td_errors", "replay"),
+    "impala": ("fresh_rollouts",),
 }
 """Functions of an algorithm's own file that give actors more to do than to sample."""
 
@@ -113,7 +117,8 @@ def used(thing: Any) -> set[Any]:
     for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
         for module in (operators, replay_operators, reporting, episode_statistics):
             other = getattr(module, name, None)
-            if other is not thing and getattr(other, "__module__", None) == module.__name__:
+            is_code = inspect.isfunction(other) or inspect.isclass(other)
+            if is_code and other is not thing and other.__module__ == module.__name__:
                 found |= {other, *REMOTE.get(other, ()), *used(other)}
     return found
 

@@ -36,7 +36,7 @@ def gradients(worker: RolloutWorker) -> tuple[Any, Any, Any, int]:
 
 def ppo(workers: WorkerSet) -> Iterator[Returns]:
     """Sample everywhere, join, standardize, train, publish; gives the last episodes after each update."""
-    engine, learner = workers.engine, workers.learner
+    engine, learner = workers.engine, workers.local_learner
     standardize = StandardizeFields(["advantage"])
     window: Returns = deque(maxlen=EPISODE_WINDOW)
     while True:
@@ -50,7 +50,7 @@ def ppo(workers: WorkerSet) -> Iterator[Returns]:
 
 def a3c(workers: WorkerSet, every: int) -> Iterator[Returns]:
     """Gradients as they come: apply, send the weights back, ask again; gives the last episodes at times."""
-    engine, learner = workers.engine, workers.learner
+    engine, learner = workers.engine, workers.local_learner
     window: Returns = deque(maxlen=EPISODE_WINDOW)
     waiting: dict[Future[Any], Actor[Any]] = {}
     idle = workers.actors

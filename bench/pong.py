@@ -10,6 +10,10 @@ steps (of 4 frames) per second. Needs the extra `atari`. On a machine with an ac
 
     python bench/pong.py --environments 128 --workers 0,2,4
     python bench/pong.py --environments 128 --workers 0,2,4 --acting host
+
+Workers that act against workers that an inference actor acts for, in processes:
+
+    python bench/pong.py --environments 32 --workers 2,4,8 --engine processes --acting host,central
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,6 +52,7 @@ class Figure:
 
     workers: int
     competitor: str
+    acting: str
     steps_per_second: float
     passes: tuple[float, ...]
 
@@ -72,11 +77,18 @@ def bare_stepping(environments: int, threads: int, length: int) -> Turn:
 
 
 @contextmanager
-def ppo_turns(count: int, config: Config, options: Any) -> Iterator[dict[str, Turn]]:
+def ppo_turns(count: int, acting: Any, config: Config, options: Any) -> Iterator[dict[str, Turn]]:
     """Sampling, and learning, with the same workers."""
     env_kwargs = {} if options.threads is None else {"num_threads": options.threads}
-    task = Task(EnvSpec(GAME, env_kwargs), steps=1 << 40, workers=count, acting=options.acting)
-    with rs.engine("threads" if count else "inline") as engine:
+    central = {"inference_batch": options.inference_batch, "inference_deadline": options.inference_deadline}
+    task = Task(
+        EnvSpec(GAME, env_kwargs),
+        steps=1 << 40,
+        workers=count,
+        acting=acting,
+        **central if acting == "central" else {},
+    )
+    with rs.engine(options.engine if count else "inline") as engine:
         workers = PPO.workers(engine, config, task)
         print(f"{count} workers act on {describe_acting(workers.spec.acting)}", flush=True)
         plan = PPO.build(workers, config)
@@ -105,16 +117,20 @@ def rate(turn: Turn, seconds: float) -> float:
 
 def measure(count: int, config: Config, options: Any) -> list[Figure]:
     """Everybody with so many workers, by turns."""
-    rates: dict[str, list[float]] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
     threads = options.threads or len(os.sched_getaffinity(0))
-    with ppo_turns(count, config, options) as turns:
-        turns = {"bare": bare_stepping(config.num_envs, threads, config.rollout_length), **turns}
+    with ExitStack() as stack:
+        bare = bare_stepping(config.num_envs, threads, config.rollout_length)
+        turns: dict[tuple[str, str], Turn] = {("bare", "-"): bare}
+        for acting in options.acting:
+            own = stack.enter_context(ppo_turns(count, acting, config, options))
+            turns |= {(name, acting): turn for name, turn in own.items()}
         for turn in turns.values():
             turn()  # compiles
         for _ in range(options.passes):
-            for name, turn in turns.items():
-                rates.setdefault(name, []).append(rate(turn, options.seconds))
-    return [Figure(count, name, statistics.median(row), tuple(row)) for name, row in rates.items()]
+            for key, turn in turns.items():
+                rates.setdefault(key, []).append(rate(turn, options.seconds))
+    return [Figure(count, *key, statistics.median(row), tuple(row)) for key, row in rates.items()]
 
 
 def show(figures: Sequence[Figure]) -> None:
@@ -124,6 +140,8 @@ def show(figures: Sequence[Figure]) -> None:
         share = f.steps_per_second / bare[f.workers]
         spread = f"{min(f.passes):,.0f} to {max(f.passes):,.0f}"
         name = f"{f.workers} workers, {f.competitor}"
+        if f.competitor != "bare":
+            name += f", acting {f.acting}"
         rows.append([name, f"{f.steps_per_second:,.0f}", spread, f"{share:.1%}", _target(f, share)])
     print()
     support.print_table(["", "steps a second", "all passes", "of bare", "target"], rows)
@@ -142,7 +160,15 @@ def main() -> None:
     parser.add_argument("--environments", type=int, default=128, help="in all")
     parser.add_argument("--workers", type=support.numbers, default=[0, 2, 4], help="comma separated")
     parser.add_argument("--threads", type=int, help="of ALE, for each worker and for bare stepping")
-    parser.add_argument("--acting", choices=("auto", "host", "device"), default="auto")
+    parser.add_argument("--engine", choices=("threads", "processes", "ray"), default="threads")
+    parser.add_argument(
+        "--acting",
+        type=support.names,
+        default=["auto"],
+        help="of auto, host, device, central",
+    )
+    parser.add_argument("--inference-batch", type=int, help="of central (default: half of the workers)")
+    parser.add_argument("--inference-deadline", type=float, help="of central, in ms (default: 2)")
     parser.add_argument("--length", type=int, default=128, help="steps per environment in a batch")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--minibatches", type=int, default=4, help="per epoch")

@@ -96,7 +96,7 @@ def rounds(name: str, passes: int) -> list[dict[str, float]]:
         reports = iter(algorithm.build(workers, config))
         for _ in range(10):
             next(reports)
-        compiled: Any = workers.learner._compiled
+        compiled: Any = workers.local_learner._compiled
         compiled |= {key: timer.timed("compiled update", program) for key, program in compiled.items()}
         advance = timer.timed("flow and engine", lambda: next(reports))
         for _ in range(passes):

@@ -38,7 +38,7 @@ METRICS = {
     "rollout/ep_rew_mean": "Mean return of the last 100 episodes.",
     "rollout/ep_len_mean": "Mean length of the last 100 episodes.",
     "rollout/episodes": "Number of episodes so far.",
-    "rollout/exploration_rate": "Exploration rate (epsilon); of Ape-X, the mean over the environments.",
+    "rollout/exploration_rate": "Exploration rate (epsilon): the mean, if each environment has its own.",
     "train/loss": "Total loss.",
     "train/policy_gradient_loss": "Policy part of the loss.",
     "train/policy_loss": "Policy part of the loss.",
@@ -57,11 +57,14 @@ METRICS = {
     "train/grad_norm": "Global norm of the gradients, before clipping.",
     "train/learning_rate": "Learning rate.",
     "train/beta": "Importance-sampling exponent (beta); without effect in uniform replay.",
-    "train/n_updates": "Number of updates so far: epochs of PPO, gradient steps of all others.",
-    "replay/size": "Number of transitions in the replay buffer.",
-    "replay/samples_per_insert": "Average number of times a transition has been sampled.",
-    "replay/lost_items": "Number of transitions lost with replay shards that died.",
+    "train/n_updates": "Number of updates so far: epochs of PPO and APPO, gradient steps of all others.",
+    "replay/size": "Number of transitions in the replay buffer; of R2D2, sequences.",
+    "replay/samples_per_insert": "Average number of times a transition or sequence has been sampled.",
+    "replay/lost_items": "Number of transitions or sequences lost with replay shards that died.",
     "weights/staleness": "How many updates old the weights were that the batch was sampled with.",
+    "weights/staleness_p50": "Median of the staleness of the batches since the last report.",
+    "weights/staleness_p90": "90th percentile of the staleness of the batches since the last report.",
+    "weights/staleness_max": "Maximum of the staleness of the batches since the last report.",
     "time/total_timesteps": "Number of environment steps so far.",
     "time/iterations": "Number of reports so far.",
 }
@@ -93,7 +96,9 @@ def described_metrics(name: str) -> list[str]:
 
 def documented_metrics(name: str) -> list[str]:
     """Names of the metrics in the page as it is."""
-    return re.findall(r"^\| `([a-z]+/[a-z_]+)` \|", (PAGES / f"{name}.md").read_text("utf-8"), re.MULTILINE)
+    return re.findall(
+        r"^\| `([a-z]+/[a-z0-9_]+)` \|", (PAGES / f"{name}.md").read_text("utf-8"), re.MULTILINE
+    )
 
 
 # Markdown ----------------------------------------------------------------------------------------
@@ -115,6 +120,7 @@ def code(value: Any) -> str:
 def linked(text: str) -> str:
     """Text with links to papers."""
     text = re.sub(r"doi:([\w./]+\w)", r"[doi:\1](https://doi.org/\1)", text)
+    text = re.sub(r"https://openreview\.net/forum\?id=(\w+)", r"[openreview:\1](\g<0>)", text)
     text = re.sub(r"https://arxiv.org/abs/([\d.]+\d)", r"arXiv:\1", text)
     return re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 

@@ -177,7 +177,7 @@ class TorchLearner:
         metrics: list[dict[str, float]] = []
         for _ in range(config.epochs):
             permutation = torch.from_numpy(random.permutation(batch.steps))
-            for indices in permutation.split(config.minibatch_size):
+            for indices in permutation.split(config.steps_per_minibatch(recurrent=False)):
                 minibatch = {name: column[indices] for name, column in rows.items()}
                 metrics.append(self._update(minibatch, schedules["clip_range"]))
         self.version += 1

@@ -22,6 +22,7 @@ from rollstream.algos import ALGORITHMS
 from rollstream.rl.algorithm import Task
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
+from rollstream.rl.learner_actor import RemoteLearner
 from rollstream.rl.worker_set import WorkerSet
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -34,6 +35,16 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "a2c": {"num_envs": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
     "a3c": {"num_envs": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
+    "impala": {"num_envs": 4, "rollout_length": 5, "report_every": 1, "learning_rate": 0.01},
+    "appo": {
+        "num_envs": 4,
+        "rollout_length": 5,
+        "report_every": 1,
+        "learning_rate": 0.01,
+        "epochs": 2,
+        "minibatches": 2,
+        "target_update_interval": 2,
+    },
     "dqn": {
         "num_envs": 4,
         "rollout_length": 4,
@@ -64,11 +75,23 @@ SMALL: dict[str, dict[str, Any]] = {
         "learning_starts": 80,
         "report_every": 20,
     },
+    "r2d2": {
+        "num_envs": 4,
+        "rollout_length": 10,
+        "batch_size": 8,
+        "hidden": (8,),
+        "memory_size": 8,
+        "sequence_length": 6,
+        "burn_in": 4,
+        "samples_per_insert": 4.0,
+        "learning_starts": 60,
+        "report_every": 20,
+    },
 }
 """Settings with which an iteration takes little time and moves the weights a lot."""
 
 
-def fingerprint(learner: Learner) -> str:
+def fingerprint(learner: Learner | RemoteLearner) -> str:
     """The same for the same weights, to the last bit."""
     digest = hashlib.sha256()
     for name, value in sorted(learner.get_weights().items()):

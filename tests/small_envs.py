@@ -164,6 +164,30 @@ class Signals(gymnasium.Env[Any, Any]):
         return {"action_mask": (np.arange(3) != self._forbidden).astype(np.int8)}
 
 
+class Recall(gymnasium.Env[Any, Any]):
+    """Shows a cue of 1 or -1 first, then zeros; the fourth action pays 1 if it tells the cue, else -1.
+
+    Without memory, the mean return is 0 whatever the policy.
+    """
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._cue = self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._cue, self._step = int(self.np_random.integers(2)), 0
+        return np.array([2 * self._cue - 1, 0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        over = self._step == 4
+        reward = 0.0 if not over else 1.0 if action == self._cue else -1.0
+        return np.array([0, self._step == 3], np.float32), reward, over, False, {}
+
+
 class Catch(gymnasium.Env[Any, Any]):
     """A ball falls through a grid of 10 x 10; the paddle below pays 1 for catching it, and -1 otherwise.
 

@@ -22,8 +22,7 @@ from rollstream.algos import apex, dqn
 from rollstream.rl import env_spec
 from rollstream.rl.acting import choose_acting, step_flops
 from rollstream.rl.algorithm import Task
-from rollstream.rl.batch import Batch
-from rollstream.rl.device_acting import DeviceActing
+from rollstream.rl.batch import FIRST_STATE, Batch
 from rollstream.rl.env_checks import BadEnvironment
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.frame_history import NewestFrames
@@ -31,6 +30,8 @@ from rollstream.rl.frame_stack import FrameStack
 from rollstream.rl.gae import add_gae
 from rollstream.rl.operators import StandardizeFields
 from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.recurrent_networks import recurrent_actor_critic
+from rollstream.rl.recurrent_policy import RecurrentPolicy
 from rollstream.rl.replay_operators import rollout_chunk
 from rollstream.rl.rollout import newest_frames, replace_reset_steps, rollout_for_replay
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
@@ -88,7 +89,7 @@ def on_policy_worker(acting: Any, environment: EnvSpec, **options: Any) -> Rollo
 def require_equal(found: Batch, expected: Batch) -> None:
     assert found.keys() == expected.keys()
     for name, column in expected.items():
-        exact = name not in ON_DEVICE[1:]
+        exact = name not in (*ON_DEVICE[1:], FIRST_STATE)
         check: Any = (
             np.testing.assert_array_equal if exact else partial(np.testing.assert_allclose, rtol=1e-5)
         )
@@ -193,6 +194,17 @@ def test_recurrent_state_starts_with_every_episode() -> None:
         require_equal(sampled(device), sampled(host))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_recurrent_policies_act_alike(mode: str) -> None:
+    network = partial(recurrent_actor_critic, memory_size=5)
+    policy = partial(RecurrentPolicy, network=network)
+    host, device = (on_policy_worker(acting, blinking(mode), policy=policy) for acting in ("host", "device"))
+    for _ in range(3):
+        require_equal(sampled(device), sampled(host))
+    memories = (own.state_dict()["memory"] for own in (host, device))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *memories)
+
+
 def test_steps_that_were_resets_are_replaced_alike() -> None:
     mask = np.array([[True, True], [False, True]])
     batch = Batch(value=np.arange(4.0).reshape(2, 2), episode_return=np.full((2, 2), np.nan))
@@ -210,7 +222,7 @@ def test_steps_that_were_resets_are_replaced_alike() -> None:
 def replay_rollouts(acting: Any, frame_stack: int, prioritized: bool) -> list[Any]:
     postprocess: Any = partial(rollout_for_replay, frame_stack=frame_stack)
     if prioritized:
-        postprocess = partial(apex.add_priorities, apex.Config(), frame_stack)
+        postprocess = partial(apex.add_estimates, partial(apex.td_errors, apex.Config()), frame_stack)
     policy = partial(dqn.make_policy, dqn.Config())
     spec = WorkerSpec(blinking(frame_stack=frame_stack), 2, 5, policy, postprocess, acting=acting)
     worker = worker_of(replace(spec, for_replay=True))
@@ -482,8 +494,8 @@ class Sampler:
 
 
 def test_the_learners_arrays_are_used_as_they_are() -> None:
-    acting = DeviceActing(lambda *_: None, EnvSpec("CartPole-v1").make(1))
-    weights = {"there": jnp.ones(2), "here": np.ones(2, np.float32)}
-    put = acting.put_weights(weights)
-    assert put["there"] is weights["there"]
-    assert isinstance(put["here"], jax.Array)
+    worker = on_policy_worker("device", EnvSpec("CartPole-v1"))
+    weights = jax.tree.map(jnp.asarray, worker.policy.init(1))
+    worker.set_weights(1, weights)
+    for name, own in worker.weights.items():
+        assert own.unsafe_buffer_pointer() == weights[name].unsafe_buffer_pointer()

@@ -112,7 +112,7 @@ def test_reports_tell_what_people_look_for() -> None:
         8,
     ]  # epochs, as in Stable-Baselines3
     assert [report["weights/staleness"] for report in reports] == [0, 0, 0, 0]
-    assert workers.learner.steps == 4 * batch
+    assert workers.local_learner.steps == 4 * batch
     names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
     names += ("explained_variance", "learning_rate", "clip_range")
     assert {f"train/{name}" for name in names} <= reports[0].keys()
@@ -133,7 +133,7 @@ def test_a_report_covers_several_updates_and_the_last_step() -> None:
     assert [report["time/total_timesteps"] for report in reports] == [60, 100, 160]
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "a3c"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "a3c", "impala", "appo"])
 def test_an_action_space_that_does_not_fit_is_named(name: str) -> None:
     class Buttons(Signals):
         action_space: Any = gymnasium.spaces.Text(3)
@@ -255,7 +255,11 @@ class DiesOnce(CartPoleEnv):
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [("ppo", "processes"), pytest.param("a3c", "processes", marks=pytest.mark.slow), ("a3c", "ray")],
+    [
+        ("ppo", "processes"),
+        *(pytest.param(name, "processes", marks=pytest.mark.slow) for name in ("a3c", "impala")),
+        ("a3c", "ray"),
+    ],
 )
 def test_training_goes_on_when_a_worker_is_killed(name: str, engine: str, tmp_path: Path) -> None:
     if engine == "ray":
@@ -272,6 +276,6 @@ def test_training_goes_on_when_a_worker_is_killed(name: str, engine: str, tmp_pa
     first = len(before) + 2  # what came with the event is neither before nor after it
     each = SMALL[name].get("epochs", 1)
     assert [report["train/n_updates"] for report in after] == [each * (first + i) for i in range(8)]
-    size = SMALL[name]["num_envs"] * SMALL[name]["rollout_length"] // (1 if name == "ppo" else 2)
+    size = SMALL[name]["num_envs"] * SMALL[name]["rollout_length"] // (2 if name == "a3c" else 1)
     assert [report["time/total_timesteps"] for report in after] == [size * (first + i) for i in range(8)]
     assert np.isfinite([report["train/loss"] for report in after]).all()

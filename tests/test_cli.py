@@ -333,6 +333,7 @@ def test_what_cannot_be_filmed(
         (["ppo", "--format", "mermaid", "--workers", "4"], "flowchart"),
         (["a2c", "--format", "svg"], "</svg>"),
         (["apex", "--config.hidden", "4"], "coupled by a rate limiter"),
+        (["r2d2", "--config.hidden", "4"], "coupled by a rate limiter"),
         (["dqn", "--config.hidden", "4"], "UpdatePriorities"),
         *(
             ([name, "--env", "Pendulum-v1", "--config.hidden", "4"], "Replay")

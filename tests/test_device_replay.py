@@ -671,7 +671,7 @@ def test_a_program_trains_as_the_host_does_on_the_same_transitions() -> None:
 def test_nothing_is_read_from_an_accelerator_between_reports(priority_exponent: float) -> None:
     options = {"priority_exponent": priority_exponent}
     with filled_buffer("dqn", "CartPole-v1", batch_size=32, **options) as (workers, buffer):
-        workers.learner._guards = True
+        workers.learner._accelerated = True
         metrics = workers.learner.train_on_draw(buffer.sample(), updates=2)
         assert isinstance(metrics, UpdateMetrics)
         assert metrics._rows is None

@@ -103,6 +103,13 @@ def tangle(engine: rs.Engine) -> flow.Iter[Any]:
     return flow.union_async([d, inner.for_each(UpdatePriorities(others)), third])
 
 
+def central(engine: rs.Engine) -> flow.Iter[Any]:
+    """Workers that ask another actor for every item, which answers them."""
+    [inference], workers = engine.spawn(Learner, name="inference"), engine.spawn(Worker, count=4)
+    items = flow.from_actors(workers, "sample", talks_to=[inference]).gather_async(num_async=2)
+    return items.batch(4).for_each(UpdateWeights(inference)).for_each(len, name="Report")
+
+
 def one_node(_: rs.Engine) -> flow.Iter[Any]:
     return flow.from_items([1, 2, 3])
 
@@ -135,7 +142,7 @@ def random_graph(seed: int) -> Graph:
     return Graph(tuple(nodes), tuple(edges))
 
 
-PLANS = [a3c, ape_x, twin_trainer, tangle, one_node]
+PLANS = [a3c, ape_x, twin_trainer, tangle, central, one_node]
 GRAPHS = [pytest.param(drawn(plan), id=plan.__name__) for plan in PLANS]
 GRAPHS.append(pytest.param(awkward(), id="awkward"))
 every_graph = pytest.mark.parametrize("graph", GRAPHS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rollstream as rs
-from rollstream.engine import Actor, Deferred, Engine
+from rollstream.engine import Actor, ActorContext, Deferred, Engine
 from rollstream.engine.actor import Message
 from rollstream.engine.in_flight import InFlight
 from rollstream.engine.inline import InlineTransport
@@ -43,6 +43,22 @@ class Recorder:
     def defer(self) -> rs.Deferred[Any]:
         self.seen.append(rs.Deferred())
         return self.seen[-1]
+
+
+class Clock:
+    """Notes when its timers go off, which it sets for itself."""
+
+    def __init__(self, *, context: ActorContext):
+        self.actor, self.seen = context.actor, list[str]()
+
+    def set(self, *timers: tuple[float, str]) -> None:
+        for seconds, name in timers:
+            self.actor.send_later(seconds, "ring", seconds, name)
+
+    def ring(self, seconds: float, name: str) -> None:
+        self.seen.append(name)
+        if seconds == 3600.0:
+            self.set((1.0, "later"), (0.5, "soon"))
 
 
 # The rules of all engines ------------------------------------------------------------------------
@@ -593,3 +609,27 @@ def test_an_operator_on_a_shard_cannot_end_the_program(name: str) -> None:
 class Counting:
     def next(self) -> int:
         return 1
+
+
+# Time on engines with one thread -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_time_is_virtual_where_the_driver_runs_the_actors(seed: int | None) -> None:
+    """Hours pass at once, in order, when the driver waits; until then the engine is not idle.
+
+    Under chaos they may pass before the next message is under way.
+    """
+    with rs.engine("inline") if seed is None else chaos_engine(seed) as engine:
+        [clock] = engine.spawn(Clock)
+        timers = (7200.0, "last"), (3600.0, "first"), (3600.0, "second")
+        clock.call("set", *timers).result()
+        if seed is None:
+            assert clock.apply(lambda own: own.seen).result() == []
+            assert not engine.idle()
+        sink = engine.sink()
+        while not engine.idle():
+            sink.wait()
+        expected = ["first", "second", "soon", "soon", "later", "later", "last"]
+        seen = clock.apply(lambda own: own.seen).result()
+        assert seen == expected if seed is None else sorted(seen) == sorted(expected)

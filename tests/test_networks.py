@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.action_distributions import Categorical
 from rollstream.rl.initializers import orthogonal, orthonormal_columns
 from rollstream.rl.matrix_products import product
 from rollstream.rl.networks import CNN, Convolution, actor_critic, head_network, q_network
-from rollstream.rl.params import host_arrays
+from rollstream.rl.packed_tree import PackedTree, PublishedWeights
 from rollstream.rl.policy import ActorCriticPolicy
 
 
@@ -120,21 +121,44 @@ def test_images_go_from_the_convolutions_to_the_heads() -> None:
     )  # Q is not linear in the action
 
 
-def test_weights_leave_an_accelerator_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_published_are_unpacked_as_they_were() -> None:
     weights = {
         "network.weight": jnp.arange(6, dtype=jnp.float32).reshape(2, 3),
         "observation.count": jnp.float32(7),
         "epsilon": np.full((2, 1), 0.5, np.float32),
         "updates": np.int32((1 << 24) + 1),  # float32 does not have it
     }
-    expected = {name: np.asarray(value) for name, value in weights.items()}
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = host_arrays(weights)
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        assert isinstance(found[name], np.ndarray)
-        assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
-        np.testing.assert_array_equal(found[name], value)
+    packing = PackedTree(weights)
+    published = PublishedWeights(packing, packing.pack(weights))
+    for found, kind in (published.on_host(), np.ndarray), (published.on_device(jax.devices()[0]), jax.Array):
+        assert found.keys() == weights.keys()
+        for name, value in weights.items():
+            assert isinstance(found[name], kind)
+            assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"a": np.zeros(3, np.float32)}, r"\['a'\] was float32\[2\] and is float32\[3\] now"),
+        ({"b": np.zeros(3, np.float32)}, r"\['b'\] was int32\[3\] and is float32\[3\] now"),
+        ({"c": np.zeros(3, np.float32)}, "the same structure"),
+    ],
+)
+def test_arrays_that_an_update_has_changed_are_not_packed(changed: dict[str, Any], message: str) -> None:
+    """Others that are packed with them would be cut in the wrong places."""
+    tree = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.int32)}
+    with pytest.raises(RollstreamError, match=message):
+        PackedTree(tree).pack(tree | changed)
+
+
+def test_large_arrays_are_not_packed() -> None:
+    tree = {"large": jnp.ones((4, 4)), "small": jnp.ones(3), "other": jnp.zeros(2)}
+    packing = PackedTree(tree, large=64)
+    packed, large = packing.pack(tree)
+    assert (packed.shape, large.shape) == ((5,), (4, 4))
+    jax.tree.map(np.testing.assert_array_equal, packing.unpack((packed, large)), tree)
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -26,11 +26,14 @@ from rollstream.rl.spaces import SpaceError
 HOMES = {
     "dqn": "CartPole-v1",
     "apex": "CartPole-v1",
+    "r2d2": "CartPole-v1",
     "sac": "Pendulum-v1",
     "td3": "Pendulum-v1",
     "ddpg": "Pendulum-v1",
 }
 """Where each can act."""
+SHARDED = ("apex", "r2d2")
+"""Those with replay on actors."""
 
 
 # Environments ------------------------------------------------------------------------------------
@@ -234,6 +237,7 @@ def test_returns_rise(
 NAMES = {
     "dqn": {"loss", "beta", "q_value"},
     "apex": {"loss", "beta", "q_value"},
+    "r2d2": {"loss", "beta", "q_value"},
     "sac": {"actor_loss", "critic_loss", "ent_coef", "ent_coef_loss", "entropy"},
     "td3": {"actor_loss", "critic_loss"},
     "ddpg": {"actor_loss", "critic_loss"},
@@ -244,17 +248,17 @@ NAMES = {
 def test_reports_tell_what_people_look_for(name: str) -> None:
     with training(name, "inline", HOMES[name]) as (plan, _):
         reports = [next(plan) for _ in range(8)]
-    report, every = reports[-1], 20 if name == "apex" else 16
+    report, every = reports[-1], 20 if name in SHARDED else 16
     assert [own["time/total_timesteps"] for own in reports] == [every * number for number in range(1, 9)]
     assert {f"train/{own}" for own in NAMES[name] | {"learning_rate", "n_updates"}} <= report.keys()
     assert all(np.isfinite(value) for value in report.values())
     assert {
         "replay/size",
-        "replay/lost_items" if name == "apex" else "replay/samples_per_insert",
+        "replay/lost_items" if name in SHARDED else "replay/samples_per_insert",
     } <= report.keys()
     assert "priority" not in report
-    assert ("rollout/exploration_rate" in report) == (name in ("dqn", "apex"))
-    if name != "apex":
+    assert ("rollout/exploration_rate" in report) == (name in ("dqn", *SHARDED))
+    if name not in SHARDED:
         assert report["replay/size"] == report["time/total_timesteps"]
 
 
@@ -295,7 +299,7 @@ def test_nothing_is_learned_before_there_is_enough(name: str) -> None:
     starts = 100
     settings = {"learning_starts": starts, "report_every": 1}
     with training(name, "inline", HOMES[name], **settings) as (plan, workers):
-        size = 20 if name == "apex" else workers.spec.num_envs * 2 * workers.spec.rollout_length
+        size = 20 if name in SHARDED else workers.spec.num_envs * 2 * workers.spec.rollout_length
         for _ in range(200 // size):
             before = workers.learner.weights
             steps = next(plan)["time/total_timesteps"]
@@ -313,7 +317,7 @@ def test_the_learner_knows_how_much_of_the_training_is_done() -> None:
         for number in range(1, 21):
             report = next(plan)
             if number > 2:
-                assert workers.learner.steps == report["time/total_timesteps"] == 16 * number
+                assert workers.local_learner.steps == report["time/total_timesteps"] == 16 * number
                 done = min(1.0, number * 16 / 320 / 0.5)
                 assert report["rollout/exploration_rate"] == pytest.approx(1 - 0.9 * done)
                 assert float(workers.learner.weights["epsilon"]) == pytest.approx(1 - 0.9 * done)
@@ -396,6 +400,7 @@ ACTIONS: dict[str, tuple[str, spaces.Space[Any]]] = {
     "sac": ("sac", spaces.Box(-1, 2, (2, 1))),
     "td3": ("td3", spaces.Box(0, 5, (2,), np.int32)),
     "apex": ("apex", spaces.Discrete(2)),
+    "r2d2": ("r2d2", spaces.Discrete(2)),
 }
 
 
@@ -414,7 +419,7 @@ QUICK = [
         pytest.param(kind, seen, marks=[pytest.mark.slow] if (kind, seen) not in QUICK else [])
         for kind in ACTIONS
         for seen in SEEN
-        if seen != "an image" or kind in ("dqn", "sac")
+        if seen != "an image" or kind in ("dqn", "r2d2", "sac")
     ],
 )
 def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
@@ -433,6 +438,7 @@ def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> No
     ("name", "environment", "kinds"),
     [
         ("dqn", "Pendulum-v1", "Discrete, and this environment's action space is Box"),
+        ("r2d2", "Pendulum-v1", "Discrete, and this environment's action space is Box"),
         ("apex", "Pendulum-v1", "Discrete, and this environment's action space is Box"),
         ("td3", "CartPole-v1", "Box, and this environment's action space is Discrete"),
         ("ddpg", "CartPole-v1", "Box, and this environment's action space is Discrete"),
@@ -471,6 +477,11 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
             *("apex", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10}, 2, 1020),
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            *("r2d2", {"learning_starts": 990, "num_envs": 4, "rollout_length": 10, "sequence_length": 20}),
+            *(2, 1100),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_training_that_ends_before_it_learns_is_refused(
@@ -489,7 +500,7 @@ def test_a_training_that_ends_before_it_learns_is_refused(
         learners = algorithm.workers(engine, config, task)
         started = (report for report in algorithm.plan(learners, config) if learners.learner.version)
         ahead = next(started)["time/total_timesteps"] - first
-        assert 0 <= ahead <= (config.steps_per_round(workers) * 3 if name == "apex" else 0)
+        assert 0 <= ahead <= (config.steps_per_round(workers) * 3 if name in SHARDED else 0)
 
 
 def test_environments_and_shards_are_divided_among_workers() -> None:

@@ -16,6 +16,7 @@ from rollstream.rl.action_distributions import LOG_STD_RANGE, TanhNormal
 from rollstream.rl.algorithm import Task
 from rollstream.rl.critics import Critics
 from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.packed_tree import PublishedWeights
 from rollstream.rl.params import trainable
 from rollstream.rl.update_metrics import Diverged
 from rollstream.rl.updates import n_step_returns, polyak_update
@@ -712,6 +713,41 @@ def test_several_updates_in_one_program_are_the_same_updates(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("updates", [1, 2])
+def test_an_accelerator_trains_with_packed_arrays_as_a_cpu_does_without(name: str, updates: int) -> None:
+    algorithm, config, actions, loss = LEARNERS[name]
+    policy = algorithm.make_policy(config, OBSERVATIONS, actions)
+    plain, packed = (algorithm.learner(config, task(), policy) for _ in range(2))
+    packed._accelerated = True
+    initial = packed.published()
+    assert isinstance(initial, PublishedWeights)
+    jax.tree.map(np.testing.assert_array_equal, initial.on_host(), dict(plain.weights))
+    for seed in range(3):
+        batch = joined([windows(1, actions, seed=10 * seed + update) for update in range(updates)])
+        expected, metrics = plain.train(batch, 4, updates=updates), packed.train(batch, 4, updates=updates)
+        assert metrics[loss] == pytest.approx(expected[loss], rel=1e-4)
+    published = packed.published()
+    assert isinstance(published, PublishedWeights)
+    assert not np.array_equal(initial._packed[0], published._packed[0])  # nothing published is donated
+    for weights in (
+        packed.weights,
+        packed.get_weights(),
+        published.on_host(),
+        published.on_device(jax.devices()[0]),
+    ):
+        assert weights.keys() == plain.weights.keys()
+        for key, value in plain.weights.items():
+            np.testing.assert_allclose(weights[key], value, rtol=1e-4, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), packed.state, plain.state)
+    resumed = algorithm.learner(config, task(), policy)
+    resumed._accelerated = True
+    resumed.load_state_dict(packed.state_dict())
+    batch = windows(1, actions, seed=40)
+    assert resumed.train(batch, 4)[loss] == packed.train(batch, 4)[loss]
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, packed.state)
+
+
 def test_new_priorities_of_several_updates_are_in_the_order_of_the_rows() -> None:
     config = dqn.Config(hidden=(3,), priority_exponent=0.6, learning_rate=0.0)
     policy = dqn.make_policy(config, OBSERVATIONS, CHOICES)
@@ -725,7 +761,7 @@ def test_new_priorities_of_several_updates_are_in_the_order_of_the_rows() -> Non
 def test_on_an_accelerator_divergence_is_seen_late_and_the_weights_before_it_are_kept(updates: int) -> None:
     algorithm, config, actions, _ = LEARNERS["sac"]
     learner = algorithm.learner(config, task(), algorithm.make_policy(config, OBSERVATIONS, actions))
-    learner._guards = True  # as it is on an accelerator
+    learner._accelerated = True  # as it is on an accelerator
     rows = joined([windows(1, actions, seed=seed) for seed in range(updates)])
     broken = {name: column.copy() for name, column in rows.items()}
     broken["reward"][-N] = np.nan  # of the last update

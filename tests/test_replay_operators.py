@@ -15,8 +15,8 @@ from small_envs import Scripted
 
 import rollstream as rs
 from rollstream.algos import dqn
-from rollstream.engine import ActorContext, Deadlock, Deferred
-from rollstream.flow import Context
+from rollstream.engine import ActorContext, Deadlock, Deferred, Ref
+from rollstream.flow import Context, Stored
 from rollstream.replay import (
     ArraySpec,
     Field,
@@ -32,6 +32,7 @@ from rollstream.replay import (
     Transitions,
 )
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer, transition_buffer
+from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.service import ReplayShard, ReplayShards
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.off_policy import transition_signature
@@ -43,6 +44,7 @@ from rollstream.rl.replay_operators import (
     rollout_chunk,
 )
 from rollstream.rl.rollout import Rollout, rollout_for_replay
+from rollstream.rl.training_step import replay_columns
 from rollstream.rl.vector import NativeVector, SyncVector
 from rollstream.rl.worker import RolloutWorker, WorkerSpec
 from rollstream.testing import kill
@@ -243,7 +245,7 @@ def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> N
     value = samples.columns["reward"][first, 0]
     td_error = np.where(value == 3, 9.0, 1.0)
     td_error[value == 5] = 0
-    report = {"priority": (keys, td_error), "train/loss": 1.0}
+    report = {"priority": (keys, td_error + PRIORITY_EPSILON), "train/loss": 1.0}
     context = Context("update", ("buffer", "sample", 0), None, {})
     assert UpdatePriorities(buffer)(report, context) == {"train/loss": 1.0}
     again = buffer.sample()
@@ -260,8 +262,12 @@ def test_items_with_large_td_errors_are_sampled_more_often_and_others_too() -> N
 # Shards weigh as one -----------------------------------------------------------------------------
 
 
-def from_shard(number: int) -> Context:
-    return Context("NormalizeProbabilities", (f"replay[{number}]", "sample", 0), None, {})
+def weighed(weigh: NormalizeProbabilities, samples: ReplayBatch, shard: int) -> ReplayBatch:
+    """A batch of a shard as the learner sees it."""
+    context = Context("NormalizeProbabilities", (f"replay[{shard}]", "sample", 0), None, {})
+    stored = Stored(Ref(samples), samples.min_probability)
+    assert weigh(stored, context) is stored
+    return replace(samples, columns=replay_columns(samples, context))
 
 
 def weights_of(samples: ReplayBatch, beta: float = 0.7) -> dict[float, float]:
@@ -291,10 +297,9 @@ def test_two_shards_weigh_as_one_large_table(even: bool) -> None:
         for number, shard in enumerate(shards):
             samples = shard.sample()
             assert samples is not None
-            weighed = weigh(samples, from_shard(number))
-            np.testing.assert_array_equal(weighed.keys, samples.keys)
+            seen = weighed(weigh, samples, number)
             if turn:
-                found |= weights_of(weighed)
+                found |= weights_of(seen)
     mass = priorities**0.6
     within = mass / mass.sum(1, keepdims=True)
     drawn = (mass / mass.sum() if even else within / 2).ravel()
@@ -317,11 +322,11 @@ def test_weighing_goes_on_from_a_saved_state() -> None:
     shard.insert(chunk(np.arange(5), [1, 2, 3, 4, 5]))
     samples = shard.sample()
     assert samples is not None
-    weigh(samples, from_shard(0))
+    weighed(weigh, samples, 0)
     again = NormalizeProbabilities()
     again.load_state_dict(weigh.state_dict())
     rare = ReplayBatch(samples.columns, samples.keys, 0, samples.min_probability * 4)
-    one, other = weigh(rare, from_shard(1)), again(rare, from_shard(1))
+    one, other = weighed(weigh, rare, 1), weighed(again, rare, 1)
     np.testing.assert_array_equal(one.columns["relative_probability"], other.columns["relative_probability"])
     np.testing.assert_allclose(
         one.columns["relative_probability"], 4 * samples.columns["relative_probability"]
@@ -680,18 +685,16 @@ def test_what_a_shard_had_is_lost_once() -> None:
 def test_the_only_shard_may_begin_anew_when_inserts_have_to_wait_for_samples() -> None:
     """It has nothing to sample from, and is told nothing before it is sampled from."""
     with training("apex", "processes", **APEX) as (plan, workers):
-        versions = []
+        versions, learner = [], workers.remote_learner
+        receive = learner.receive
 
-        train = workers.learner.train
-
-        def train_and_kill(*args: Any, **kwargs: Any) -> Any:
-            metrics = train(*args, **kwargs)
-            if workers.learner.version in (11, 14, 15, 18):
+        def receive_and_kill(version: int, weights: Any) -> None:
+            receive(version, weights)
+            if version in (11, 14, 15, 18):
                 kill(workers.engine.actors["replay"])
-            versions.append(workers.learner.version)
-            return metrics
+            versions.append(version)
 
-        workers.learner.train = train_and_kill
+        learner.receive = receive_and_kill
         for _ in range(40):
             next(plan)
     assert versions[-1] > 60

@@ -43,8 +43,13 @@ SIGNATURE = {
 }
 
 
-def make_fields(stack: int) -> dict[str, Field]:
-    return {
+def make_fields(stack: int, before: int = 0) -> dict[str, Field]:
+    with_history = {
+        "first_before": Field("observation", "first", stack, before),
+        "all": Field("observation", "steps_and_next", stack, before),
+        "acted": Field("action", "steps", before=before),
+    }
+    return (with_history if before else {}) | {
         "observation": Field("observation", "first", stack=stack),
         "action": Field("action", "first"),
         "reward": Field("reward", "steps"),
@@ -73,11 +78,14 @@ TABLES: dict[str, tuple[Windowing, dict[str, int]]] = {
     "1 step, no stack, longer items allowed": (Transitions(1), {"stack": 1}),
     "2 steps, no stack": (Transitions(2), {"stack": 1}),
     "sequences of 1 step": (Sequences(1), ONE_STEP),
+    "overlapping, after 2 steps": (Sequences(3, stride=2), {"before": 2}),
+    "overlapping, after 4 steps, no stack": (Sequences(3, stride=1), {"before": 4, "stack": 1}),
+    "1 step, after 2, no stack": (Transitions(1), ONE_STEP | {"before": 2}),
 }
 every_table = pytest.mark.parametrize(("windowing", "options"), TABLES.values(), ids=TABLES)
 
 
-def make_table(max_size: int = 1000, *, stack: int = STACK, **options: Any) -> Table:
+def make_table(max_size: int = 1000, *, stack: int = STACK, before: int = 0, **options: Any) -> Table:
     """A FIFO table: sampling `table.size` items returns all of them in order."""
     settings: dict[str, Any] = {
         "max_length": LENGTH,
@@ -87,7 +95,7 @@ def make_table(max_size: int = 1000, *, stack: int = STACK, **options: Any) -> T
     }
     return Table(
         SIGNATURE,
-        make_fields(stack),
+        make_fields(stack, before),
         max_size=max_size,
         rate_limiter=MinSize(1),
         initial_rows=4,
@@ -198,7 +206,8 @@ def stacked(stream: int, episode: int, age: int, stack: int) -> list[int]:
 
 def assert_items(table: Table, windows: list[tuple[int, int, int, int]], ends: set[Any]) -> None:
     """The items have these windows. An unknown final observation may be anything."""
-    sample, stack = items_of(table), table.stack
+    sample, stack = items_of(table), table.fields["observation"].stack
+    before = table.fields["all"].before if "all" in table.fields else 0
     assert sample.lengths.tolist() == [length for *_, length in windows]
     for i, (stream, episode, age, length) in enumerate(windows):
         codes = [code(stream, episode, age + step) for step in range(length)]
@@ -209,7 +218,18 @@ def assert_items(table: Table, windows: list[tuple[int, int, int, int]], ends: s
         assert columns["seen"] == codes + padding
         assert columns["reward"] == [0.5 * seen for seen in codes] + padding
         following = stacked(stream, episode, age + length, stack)
-        if columns["terminated"][length - 1] and (stream, episode) not in ends:
+        known = not (columns["terminated"][length - 1] and (stream, episode) not in ends)
+        if before:
+            ages = [max(0, age - back) for back in range(before, 0, -1)]
+            assert columns["first_before"] == stacked(stream, episode, ages[0], stack)
+            acted = [code(stream, episode, own) for own in ages] + codes
+            assert columns["acted"][::2] == acted + padding
+            seen = [stacked(stream, episode, age - back, stack) for back in range(before, -length, -1)]
+            after = columns["all"][stack * len(seen) :]
+            assert columns["all"] == [one for stacks in seen for one in stacks] + after
+            assert after[stack:] == [0] * stack * len(padding)
+            assert after[: stack if known else stack - 1] == following[: stack if known else -1]
+        if not known:
             assert columns["next_observation"][:-1] == following[:-1]
         else:
             assert columns["next_observation"] == following
@@ -224,7 +244,7 @@ def assert_references(table: Table, writer: Writer) -> None:
         rows = [last]
         while rows[-1] != first:
             rows.append(int(steps.previous[rows[-1]]))
-        for _ in range(table.stack - 1):
+        for _ in range(table.history):
             rows.append(int(steps.previous[rows[-1]]))
         for row in rows:
             counts[row] = counts.get(row, 0) + 1
@@ -290,7 +310,9 @@ def test_items_do_not_depend_on_chunks(
 
 
 def reloaded(table: Table, writer: Writer) -> tuple[Table, Writer]:
-    fresh = make_table(table.max_size, stack=table.stack, max_length=table.max_length)
+    stack = table.fields["observation"].stack
+    before = table.fields["all"].before if "all" in table.fields else 0
+    fresh = make_table(table.max_size, stack=stack, before=before, max_length=table.max_length)
     fresh.load_state_dict(table.state_dict())
     resumed = Writer(fresh, writer.windowing)
     resumed.load_state_dict(writer.state_dict())

@@ -178,14 +178,21 @@ def test_something_else_may_not(unusual: Path, said: dict[str, Any], text: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a3c", "apex"))]
+    "name",
+    [
+        "ppo",
+        "dqn",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a3c", "apex", "impala", "appo", "r2d2")),
+    ],
 )
 def test_the_number_of_workers_may_change(name: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "hidden": (4,)}
-    if name in ("dqn", "apex"):
+    if name in ("dqn", "apex", "r2d2"):
         config |= {"learning_starts": 32, "batch_size": 8, "report_every": 64, "buffer_size": 1000}
     if name == "ppo":
         config |= {"minibatch_size": 32, "epochs": 1}
+    if name == "r2d2":
+        config |= {"sequence_length": 8, "burn_in": 4, "n_step": 2}
     options: dict[str, Any] = {"config": config, "engine": "inline"}
     begun(tmp_path / "run", name, steps=256, workers=2, **options)
     for workers, steps in ((4, 512), (1, 768)):

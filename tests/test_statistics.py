@@ -11,6 +11,8 @@ import pytest
 
 import rollstream as rs
 from rollstream import flow
+from rollstream.engine import ActorContext
+from rollstream.flow import ShardStatistics
 from rollstream.testing import ScriptedSource
 
 ENGINES = ["inline", "threads", "processes", "ray"]
@@ -99,6 +101,60 @@ def test_14_waiting_is_counted_where_it_happens() -> None:
         plan = flow.from_actors(sources, "next").for_each(Busy(0.01)).gather_async(name="slow")
         list(plan)
         assert plan.statistics()["slow"].waiting >= 0.02
+
+
+class Clock:
+    """Time that passes only where an actor says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Steady:
+    """Takes a second per item, or as many as it is told by its index."""
+
+    def __init__(self, clock: Clock, seconds: dict[int, float], *, context: ActorContext):
+        self.clock, self.seconds = clock, seconds.get(context.index, 1.0)
+
+    def sample(self) -> int:
+        self.clock.now += self.seconds
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stragglers"),
+    [
+        ({}, {}),
+        ({1: 2.0}, {}),
+        ({2: 10.0}, {"worker[2]": 10.0}),
+        ({0: 4.0, 2: 2.5}, {"worker[0]": 4.0, "worker[2]": 2.5}),
+    ],
+)
+def test_14_stragglers_have_a_name(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], stragglers: dict[str, float]
+) -> None:
+    """Whose items take more than twice the median, on a clock that only they move."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    with rs.engine("inline") as engine:
+        workers = engine.spawn(Steady, (clock, seconds), count=4, name="worker")
+        plan = flow.from_actors(workers, "sample", name="rollouts").gather_async(2)
+        list(itertools.islice(plan, 20))
+        statistics = plan.statistics()
+        plan.close()
+    assert statistics.stragglers == stragglers
+    times = {shard.actor: shard.busy / shard.items for shard in statistics["rollouts"].shards}
+    assert times == {f"worker[{index}]": seconds.get(index, 1.0) for index in range(4)}
+    told = [line for line in str(statistics).splitlines() if "as long as most" in line]
+    assert told == [f"{name} takes {by:.1f} times as long as most" for name, by in stragglers.items()]
+
+
+def test_14_of_two_shards_the_slower_may_be_a_straggler() -> None:
+    shards = (ShardStatistics("a", 10, 1.0), ShardStatistics("b", 10, 3.0), ShardStatistics("c", 0, 0.0))
+    node = flow.NodeStatistics("rollouts", "source", "a, b", 2, 20, 0, 0, 4.0, 0.0, 0, shards)
+    assert node.stragglers == {"b": pytest.approx(3.0)}
 
 
 def test_14_queue_depths() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 import scripts
@@ -26,6 +27,7 @@ from gymnasium import spaces
 import rollstream as rs
 from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
+from rollstream.rl.learner import Learner
 from rollstream.rl.spaces import SpaceError
 from rollstream.training import checkpoint, interrupts, loop, metrics
 from rollstream.training.checkpoint import CheckpointError
@@ -189,6 +191,8 @@ def test_what_is_imported_late_is_listed() -> None:
 # Resume ------------------------------------------------------------------------------------------
 
 REPLAYED = {"num_envs": 4, "hidden": (8,), "batch_size": 8, "learning_starts": 64, "report_every": 64}
+ON_ACTOR = {"num_envs": 4, "rollout_length": 16, "hidden": (8,), "report_every": 1}
+ON_ACTOR |= {"num_async": 1, "batches_in_flight": 1}  # synchronous: what is sampled depends on nothing else
 KILLED = """
     import os, signal, sys
     import rollstream as rs
@@ -219,10 +223,16 @@ KILLED = """
             marks=pytest.mark.slow,
         ),
         pytest.param("sac", REPLAYED, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, ON_ACTOR, marks=pytest.mark.slow, id=f"{name}, learner on an actor")
+            for name in ("impala", "appo")
+        ),
     ],
 )
 def test_a_killed_run_is_resumed_exactly(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     options: dict[str, Any] = {"env": "CartPole-v1", "seed": 3, "steps": 448, "config": config}
+    if config is ON_ACTOR:
+        options |= {"workers": 1, "engine": "processes"}
     options |= {"checkpoint_every": 160, "evaluate_every": 200, "evaluate_episodes": 2}
     out = tmp_path / "killed"
     killed = scripts.run_code(KILLED, name, str(out), repr(options), check=False)
@@ -725,6 +735,32 @@ OWN = """
 """
 
 
+class OwnLearner:
+    """What a learner needs, as one of PyTorch would have it."""
+
+    def __init__(self, inner: Learner):
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in OWN_LEARNER:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+OWN_LEARNER = ("train", "get_weights", "version", "state_dict", "load_state_dict")
+OWN_LEARNER += ("policy", "weights", "steps", "total_steps")
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads"])
+def test_a_learner_of_ones_own(engine: str) -> None:
+    plain = replace(ALGORITHMS["ppo"], name="plain")
+    own = replace(plain, learner=lambda *given: OwnLearner(ppo.learner(*given)))
+    options: Any = {"env": "CartPole-v1", "steps": 64, "quiet": True, "engine": engine, "workers": 1}
+    config = {"num_envs": 4, "rollout_length": 8, "minibatch_size": 32, "epochs": 1}
+    found, expected = (rs.train(each, config=config, **options) for each in (own, plain))
+    jax.tree.map(np.testing.assert_array_equal, found._weights, expected._weights)
+
+
 ENVIRONMENT = """
     import gymnasium
     from gymnasium.envs.classic_control import CartPoleEnv
@@ -974,7 +1010,8 @@ def tuples() -> Any:
             "dqn",
             {"env": "Pendulum-v1", "steps": 2000},
             SpaceError,
-            r"dqn cannot be trained on Pendulum-v1: .*; algorithms that can: a2c, a3c, ddpg, ppo, sac, td3$",
+            r"dqn cannot be trained on Pendulum-v1: .*; algorithms that can: a2c, a3c, appo, ddpg, "
+            r"impala, ppo, sac, td3$",
         ),
         (
             "ppo",

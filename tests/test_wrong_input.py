@@ -79,6 +79,8 @@ COMMANDS: dict[str, str] = {
     f"train ppo {CARTPOLE} --config.hidden 0": "--config.hidden 0: must be a tuple of integers >= 1",
     f"train ppo {CARTPOLE} --config.activation elu": "--config.activation elu: must be one of 'tanh'",
     f"train ppo {CARTPOLE} --config.minibatch-size 7": "set minibatch_size to a divisor of 256",
+    f"train a2c {CARTPOLE} --config.memory rnn": "--config.memory rnn: must be one of 'none', 'lstm', 'gru'",
+    f"train ppo {CARTPOLE} --config.memory lstm --config.minibatch-size 16": "set minibatch_size to 32 or 64",
     f"train ppo {CARTPOLE} --config.n-steps 8": "did you mean --config.rollout-length?",
     f"train ppo {CARTPOLE} --config.batch-size 8": "did you mean --config.minibatch-size?",
     f"train ppo {CARTPOLE} --config.lr 1": "did you mean --config.learning-rate?",

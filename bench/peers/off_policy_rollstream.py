@@ -35,11 +35,11 @@ def bare(learner: Learner, case: off_policy_cases.Case, spaces: tuple[Any, Any])
         learner.train(Columns(rows), 0, updates=case.updates)
         schedules = {name: np.float32(value) for name, value in learner._schedules(0.0).items()}
         noise = learner._draw_inputs(case.updates)
-        weights, state, finite = learner.weights, learner.state, np.float32(1)
+        trained, finite = learner._pack(), np.float32(1)
         for _ in range(steps // case.update_every):
             program, learner.version = learner._program(case.updates, Columns), learner.version + case.updates
-            weights, state, finite, _ = program(weights, state, finite, rows, noise, schedules)
-        jax.block_until_ready(weights)
+            trained, *_ = program(trained, finite, None, rows, noise, schedules)
+        jax.block_until_ready(trained)
 
     off_policy_cases.report(case, train)
 
@@ -70,7 +70,7 @@ def main() -> None:
     with rs.engine("inline") as engine:
         workers = algorithm.workers(engine, config, task)
         if options.bare:
-            bare(workers.learner, case, task.spaces())
+            bare(workers.local_learner, case, task.spaces())
             return
         reports = iter(algorithm.plan(workers, config))
 

@@ -41,7 +41,7 @@ def _option(metavar: str, default: str = "") -> Any:
 
 _REQUIRED = "(required, except with --resume)"
 _ENGINES = "{inline,threads,processes,ray}"
-_ACTING = "{auto,host,device}"
+_ACTING = "{auto,host,device,central}"
 _CHECKPOINTS = "a tenth of --steps, at most 50,000"
 
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
@@ -81,8 +81,13 @@ class Train(Generic[C]):
     """Number of rollout workers (0: sample in the driver process)."""
     engine: Annotated[Literal["inline", "threads", "processes", "ray"] | None, _option(_ENGINES)] = None
     """Where the workers run (default: processes if there are workers, else inline)."""
-    acting: Annotated[Literal["auto", "host", "device"] | None, _option(_ACTING, "auto")] = None
-    """Where workers in the driver process act (auto: on an accelerator, if the network is large)."""
+    acting: Annotated[Literal["auto", "host", "device", "central"] | None, _option(_ACTING, "auto")] = None
+    """Where workers in the driver process act (auto: on an accelerator, if the network is large). With
+    central, an inference actor acts for all workers."""
+    inference_batch: Annotated[int | None, _option("N", "half of the workers")] = None
+    """Number of workers whose actions the inference actor chooses together."""
+    inference_deadline: Annotated[float | None, _option("MS", "2")] = None
+    """Milliseconds after which the inference actor does not wait for more workers."""
     out: Annotated[Path | None, _option("DIR", "runs/ALGO-ID-SEED")] = None
     """Run folder: config, metrics, checkpoints and learning curve."""
     resume: Flag = False
@@ -192,6 +197,8 @@ class Graph(Generic[C]):
     """Environment."""
     workers: Annotated[NonNegativeInt, arg(metavar="N")] = 2
     """Number of rollout workers."""
+    acting: Annotated[Literal["auto", "host", "device", "central"], _option(_ACTING)] = "auto"
+    """Where workers act; with central, an inference actor acts for them."""
 
     def run(self, _: Sequence[str]) -> None:
         """Build the plan without running it, and print its graph."""
@@ -202,12 +209,12 @@ class Graph(Generic[C]):
         from rollstream.training.config import resolve_config
         from rollstream.training.validation import validate
 
-        validate(Graph, {"workers": self.workers, "format": self.format})
+        validate(Graph, {"workers": self.workers, "format": self.format, "acting": self.acting})
         algorithm = algos.algorithm(self.algorithm)
         env = self.env or _graph_environment(algorithm)
         import_from_here(None, env, trust=False)
         config: Any = resolve_config(algorithm, env, self.config).for_workers(self.workers)
-        task = Task(EnvSpec(env), steps=1, workers=self.workers)
+        task = Task(EnvSpec(env), steps=1, workers=self.workers, acting=self.acting)
         with new_engine("inline") as engine:
             plan = algorithm.build(algorithm.workers(engine, config, task), config)
             print(getattr(flow.graph(plan), self.format)())

@@ -29,8 +29,14 @@ Fraction: TypeAlias = Annotated[float, Limits(0, 1)]
 """A number from 0 to 1."""
 NonNegativeInt: TypeAlias = Annotated[int, Limits(0)]
 """An integer, 0 or more."""
+OptionalPositiveInt: TypeAlias = Annotated[int | None, Limits(1)]
+"""An integer, 1 or more, or `None`."""
+OptionalNonNegativeInt: TypeAlias = Annotated[int | None, Limits(0)]
+"""An integer, 0 or more, or `None`."""
 NonNegativeFloat: TypeAlias = Annotated[float, Limits(0)]
 """A number, 0 or more."""
+OptionalNonNegativeFloat: TypeAlias = Annotated[float | None, Limits(0)]
+"""A number, 0 or more, or `None`."""
 Ratio: TypeAlias = Annotated[float, Limits(0.01)]
 """A number, 0.01 or more."""
 Sizes: TypeAlias = Annotated[tuple[int, ...], Limits(1)]

@@ -19,9 +19,12 @@ _REGISTRY = {
     "a2c": ("rollstream.algos.a2c", "A2C"),
     "a3c": ("rollstream.algos.a3c", "A3C"),
     "apex": ("rollstream.algos.apex", "APEX"),
+    "appo": ("rollstream.algos.appo", "APPO"),
     "ddpg": ("rollstream.algos.ddpg", "DDPG"),
     "dqn": ("rollstream.algos.dqn", "DQN"),
+    "impala": ("rollstream.algos.impala", "IMPALA"),
     "ppo": ("rollstream.algos.ppo", "PPO"),
+    "r2d2": ("rollstream.algos.r2d2", "R2D2"),
     "sac": ("rollstream.algos.sac", "SAC"),
     "td3": ("rollstream.algos.td3", "TD3"),
 }

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Literal
 
 import gymnasium
-import jax.numpy as jnp
 import optax
 
 from rollstream.flow import Iter
@@ -20,12 +19,19 @@ from rollstream.rl.algorithm import Algorithm, AlgorithmConfig, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.gae import add_gae
 from rollstream.rl.learner import Learner
-from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import combined_statistics, first_statistics
 from rollstream.rl.operators import ConcatBatches, ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import ActorCriticPolicy, custom_policy
-from rollstream.rl.updates import Metrics, compute_grads, explained_variance, optimizer_step
+from rollstream.rl.policy import ActorCriticPolicy, custom_policy, evaluate_batch
+from rollstream.rl.recurrent_networks import Memory
+from rollstream.rl.recurrent_policy import make_actor_critic_policy
+from rollstream.rl.updates import (
+    Metrics,
+    compute_grads,
+    explained_variance,
+    masked_mean,
+    optimizer_step,
+)
 from rollstream.rl.worker import WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
@@ -62,6 +68,10 @@ class Config(AlgorithmConfig):
     are images."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Activation function of the hidden layers."""
+    memory: Memory = "none"
+    """Recurrent layer after the hidden layers of actor and critic: an LSTM, a GRU or none."""
+    memory_size: PositiveInt = 64
+    """Number of units of the LSTM or GRU of each."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of continuous actions."""
     normalize_observations: bool = False
@@ -88,16 +98,7 @@ def make_policy(
     config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> ActorCriticPolicy:
     """The actor-critic policy for the spaces of an environment."""
-    network = partial(
-        actor_critic, hidden=config.hidden, activation=config.activation, log_std=config.initial_log_std
-    )
-    return ActorCriticPolicy(
-        observation_space,
-        action_space,
-        network,
-        normalize_observations=config.normalize_observations,
-        normalize_rewards=config.normalize_rewards,
-    )
+    return make_actor_critic_policy(config, observation_space, action_space)
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -108,6 +109,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         rollout_length=config.rollout_length,
         policy=partial(custom_policy, task.policy, config) if task.policy else partial(make_policy, config),
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        bootstrap_values=("last", "final"),
         evaluates_steps=True,
         seed=task.seed,
         clip_rewards=config.clip_rewards,
@@ -120,10 +122,11 @@ def loss(policy: ActorCriticPolicy, config: Config, batch: Any, weights: Weights
 
     $$L = -\mathbb{E}[\log \pi(a | s) A] + c_v \mathbb{E}[(V - R)^2] - c_e \mathbb{E}[H]$$
     """
-    log_prob, entropy, value = policy.evaluate_actions(weights, batch["observation"], batch["action"])
-    policy_loss = -jnp.mean(log_prob * batch["advantage"])
-    value_loss = jnp.mean((value - batch["value_target"]) ** 2)
-    entropy_loss = -jnp.mean(entropy)
+    log_prob, entropy, value = evaluate_batch(policy, weights, batch)
+    mean = partial(masked_mean, mask=batch.get("mask"))
+    policy_loss = -mean(log_prob * batch["advantage"])
+    value_loss = mean((value - batch["value_target"]) ** 2)
+    entropy_loss = -mean(entropy)
     total = policy_loss + config.value_coefficient * value_loss + config.entropy_coefficient * entropy_loss
     return total, {
         "loss": total,
@@ -140,7 +143,9 @@ def gradients(
     weights = weights | first_statistics(weights, policy.batch_statistics(batch))
     grads, metrics = compute_grads(partial(loss, policy, config, batch), weights)
     metrics["grad_norm"] = optax.tree.norm(grads)
-    metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
+    metrics["explained_variance"] = explained_variance(
+        batch["value"], batch["value_target"], batch.get("mask")
+    )
     return grads, metrics
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from rollstream.algos import a2c
 from rollstream.flow import Iter
+from rollstream.limits import OptionalNonNegativeInt
 from rollstream.rl.algorithm import Algorithm, Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.learner import Learner
@@ -20,6 +21,7 @@ from rollstream.rl.operators import (
     ParallelRollouts,
     Report,
     ReportMetrics,
+    without_stale,
 )
 from rollstream.rl.params import Weights
 from rollstream.rl.policy import ActorCriticPolicy
@@ -30,7 +32,10 @@ from rollstream.rl.worker_set import WorkerSet
 
 @dataclass(frozen=True)
 class Config(a2c.Config):
-    """Hyperparameters of A3C, which are those of A2C."""
+    """Hyperparameters of A3C: those of A2C, and how old gradients may be."""
+
+    max_staleness: OptionalNonNegativeInt = None
+    """Drop gradients that arrive more than this many versions after their weights; None applies all."""
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -59,6 +64,8 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """Gradients are applied as they arrive."""
     gradients = ParallelRollouts(workers).for_each(ComputeGradients()).gather_async()
+    if config.max_staleness is not None:
+        gradients = without_stale(gradients, workers, config.max_staleness)
     return ReportMetrics(gradients.for_each(ApplyGradients(workers)), workers, every=config.report_every)
 
 

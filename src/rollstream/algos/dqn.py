@@ -8,6 +8,7 @@ together are Rainbow (arXiv:1710.02298) without noisy networks.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -31,11 +32,11 @@ from rollstream.rl.off_policy import AlternatingConfig, OffPolicyConfig, replay_
 from rollstream.rl.operators import ParallelRollouts, Report, ReportMetrics, TrainOneStep
 from rollstream.rl.params import Weights, trainable
 from rollstream.rl.policy import require_policy
-from rollstream.rl.q_policy import QPolicy
+from rollstream.rl.q_policy import QPolicy, select_action
 from rollstream.rl.replay_operators import Replay, StoreToBuffer, UpdatePriorities
 from rollstream.rl.rollout import rollout_for_replay
 from rollstream.rl.updates import Metrics, compute_grads, n_step_returns, optimizer_step
-from rollstream.rl.worker import WorkerSpec
+from rollstream.rl.worker import PolicyMaker, WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
 
 Array = Any
@@ -43,7 +44,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class QLearningConfig(OffPolicyConfig):
-    """Hyperparameters that DQN and Ape-X share."""
+    """Hyperparameters that DQN, Ape-X and R2D2 share."""
 
     algorithm: ClassVar[str]
 
@@ -73,10 +74,6 @@ class QLearningConfig(OffPolicyConfig):
     """Priority exponent (alpha) of prioritized replay; 0 for uniform replay."""
     importance_exponent: NonNegativeFloat = 0.4
     """Initial importance-sampling exponent (beta) of prioritized replay, annealed to 1."""
-    num_atoms: PositiveInt = 1
-    """Number of atoms of distributional values (C51, usually 51); 1 for scalar Q values."""
-    value_range: tuple[float, float] = (-10.0, 10.0)
-    """Smallest and largest atom (v_min and v_max)."""
     max_grad_norm: NonNegativeFloat = 10.0
     """Maximum global norm of gradients; larger ones are clipped."""
     hidden: OptionalSizes = None
@@ -87,13 +84,6 @@ class QLearningConfig(OffPolicyConfig):
     """Clip rewards to their sign (-1, 0 or 1)."""
     report_every: PositiveInt = 1_000
     """Number of environment steps per report."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_atoms > 1 and not self.value_range[0] < self.value_range[1]:
-            raise RollstreamError(
-                f"value_range={self.value_range}: give the smallest value, then the largest"
-            )
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Scheduled values, given the fraction of training completed."""
@@ -109,7 +99,24 @@ class QLearningConfig(OffPolicyConfig):
 
 
 @dataclass(frozen=True)
-class Config(QLearningConfig, AlternatingConfig):
+class DistributionalConfig(QLearningConfig):
+    """Hyperparameters of distributional Q-learning."""
+
+    num_atoms: PositiveInt = 1
+    """Number of atoms of distributional values (C51, usually 51); 1 for scalar Q values."""
+    value_range: tuple[float, float] = (-10.0, 10.0)
+    """Smallest and largest atom (v_min and v_max)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_atoms > 1 and not self.value_range[0] < self.value_range[1]:
+            raise RollstreamError(
+                f"value_range={self.value_range}: give the smallest value, then the largest"
+            )
+
+
+@dataclass(frozen=True)
+class Config(DistributionalConfig, AlternatingConfig):
     """Hyperparameters of DQN."""
 
     algorithm: ClassVar[str] = "dqn"
@@ -132,7 +139,7 @@ class Config(QLearningConfig, AlternatingConfig):
 
 
 def make_policy(
-    config: QLearningConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    config: DistributionalConfig, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> QPolicy:
     """The epsilon-greedy policy for the spaces of an environment."""
     network = partial(
@@ -152,14 +159,20 @@ def make_policy(
     )
 
 
-def worker(config: QLearningConfig, task: Task) -> WorkerSpec:
+def worker(config: DistributionalConfig, task: Task) -> WorkerSpec:
     """Workers act epsilon-greedily and send rollouts to the replay buffer."""
+    return make_worker(config, task, partial(make_policy, config))
+
+
+def make_worker(config: QLearningConfig, task: Task, policy: PolicyMaker) -> WorkerSpec:
+    """Workers with a policy over Q values, unless the task has a policy."""
     return WorkerSpec(
         environment=task.environment,
         num_envs=task.envs_per_worker(config.num_envs),
         rollout_length=config.steps_per_rollout(),
-        policy=task.policy or partial(make_policy, config),
+        policy=task.policy or policy,
         postprocess=partial(rollout_for_replay, frame_stack=task.environment.frame_stack),
+        bootstrap_values=(),
         for_replay=True,
         seed=task.seed,
         clip_rewards=config.clip_rewards,
@@ -185,11 +198,11 @@ def loss(
     cross entropy.
     """
     outputs_tm1 = policy.outputs(weights, batch["observation"])
-    q_tm1 = _select_action(outputs_tm1, batch["action"])
+    q_tm1 = select_action(outputs_tm1, batch["action"])
     selector = jax.lax.stop_gradient(weights) if config.double else target_params
     action_t = jnp.argmax(policy.q_values(selector, batch["next_observation"]), axis=-1)
     outputs_t = jax.lax.stop_gradient(policy.outputs(target_params, batch["next_observation"]))
-    q_t = _select_action(outputs_t, action_t)
+    q_t = select_action(outputs_t, action_t)
     return_t, discount_t = n_step_returns(batch, config.gamma)
     if policy.atoms is None:
         priority = jnp.abs(return_t + discount_t * q_t - q_tm1)
@@ -215,15 +228,16 @@ def project_distribution(atoms: Array, return_t: Array, discount_t: Array, proba
     return jnp.einsum("nij,nj->ni", overlap, probabilities)
 
 
-def _select_action(outputs: Array, action: Array) -> Array:
-    """The outputs `[N, actions, ...]` of one action each."""
-    index = action.reshape(-1, *(1 for _ in outputs.shape[1:])).astype(jnp.int32)
-    return jnp.take_along_axis(outputs, index, axis=1)[:, 0]
-
-
 def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
     """Adam, and a target network."""
     require_policy(policy, QPolicy, config.algorithm)
+    return make_learner(config, task, policy, partial(loss, policy, config))
+
+
+def make_learner(
+    config: QLearningConfig, task: Task, policy: QPolicy, loss: Callable[..., tuple[Array, Metrics]]
+) -> Learner:
+    """A learner with a loss of the target network's parameters, beta, a batch and the weights."""
     optimizer = optax.flatten(
         optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
     )
@@ -232,7 +246,7 @@ def learner(config: QLearningConfig, task: Task, policy: QPolicy) -> Learner:
         return {"optimizer": optimizer.init(params), "target": params, "updates": jnp.int32(0)}
 
     def update(weights: Weights, state: Any, batch: Any, _: Array, schedules: Any) -> Any:
-        batch_loss = partial(loss, policy, config, state["target"], schedules["beta"], batch)
+        batch_loss = partial(loss, state["target"], schedules["beta"], batch)
         grads, metrics = compute_grads(batch_loss, weights)
         weights, opt_state = optimizer_step(
             optimizer, schedules["learning_rate"], grads, state["optimizer"], weights

@@ -18,12 +18,11 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, OptionalSizes, PositiveInt
+from rollstream.limits import Fraction, NonNegativeFloat, OptionalPositiveInt, OptionalSizes, PositiveInt
 from rollstream.rl.algorithm import Algorithm, AlgorithmConfig, Task
-from rollstream.rl.batch import Batch
+from rollstream.rl.batch import FIRST_STATE, Batch, Columns
 from rollstream.rl.gae import add_gae
 from rollstream.rl.learner import Learner
-from rollstream.rl.networks import actor_critic
 from rollstream.rl.normalize import combined_statistics, first_statistics
 from rollstream.rl.operators import (
     ConcatBatches,
@@ -34,11 +33,14 @@ from rollstream.rl.operators import (
     TrainOneStep,
 )
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import ActorCriticPolicy, custom_policy
+from rollstream.rl.policy import ActorCriticPolicy, SequencePolicy, custom_policy, evaluate_batch
+from rollstream.rl.recurrent_networks import Memory
+from rollstream.rl.recurrent_policy import make_actor_critic_policy
 from rollstream.rl.updates import (
     Metrics,
     compute_grads,
     explained_variance,
+    masked_mean,
     minibatch_permutations,
     optimizer_step,
     scan_minibatches,
@@ -59,8 +61,9 @@ class Config(AlgorithmConfig):
     """Number of steps per environment in a batch (n_steps)."""
     epochs: PositiveInt = 10
     """Number of epochs per batch (n_epochs)."""
-    minibatch_size: PositiveInt = 64
-    """Number of steps per minibatch (batch_size in Stable-Baselines3)."""
+    minibatch_size: OptionalPositiveInt = None
+    """Number of steps per minibatch (batch_size in Stable-Baselines3); by default 64. With memory, a
+    minibatch is whole rollouts of some environments, by default a quarter of them."""
     learning_rate: NonNegativeFloat = 3e-4
     """Adam learning rate."""
     learning_rate_decay: bool = False
@@ -84,6 +87,10 @@ class Config(AlgorithmConfig):
     observations are images."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Activation function of the hidden layers."""
+    memory: Memory = "none"
+    """Recurrent layer after the hidden layers of actor and critic: an LSTM, a GRU or none."""
+    memory_size: PositiveInt = 64
+    """Number of units of the LSTM or GRU of each."""
     initial_log_std: float = 0.0
     """Initial log standard deviation of continuous actions (log_std_init)."""
     normalize_observations: bool = False
@@ -96,12 +103,26 @@ class Config(AlgorithmConfig):
     """Sample the next batch while the learner trains on this one: faster, with weights one version old."""
 
     def __post_init__(self) -> None:
-        if self.batch_size % self.minibatch_size:
+        self.steps_per_minibatch(recurrent=self.memory != "none")
+
+    def steps_per_minibatch(self, *, recurrent: bool) -> int:
+        """Environment steps per minibatch: whole sequences if the policy is recurrent. Raises if none fit."""
+        size, length = self.minibatch_size, self.rollout_length
+        if size is None:
+            size = length * math.gcd(self.num_envs, max(1, self.num_envs // 4)) if recurrent else 64
+        if recurrent and (size % length or self.batch_size % size):
+            sizes = [str(n * length) for n in range(1, self.num_envs + 1) if self.num_envs % n == 0]
             raise RollstreamError(
-                f"a batch of {self.num_envs} environments x {self.rollout_length} steps cannot be divided "
-                f"into minibatches of {self.minibatch_size}; set minibatch_size to a divisor of "
-                f"{self.batch_size}"
+                f"a minibatch of a recurrent policy has to be whole rollouts of {length} steps, and "
+                f"{self.num_envs} environments have to be divided evenly: set minibatch_size to "
+                f"{' or '.join(sizes)} instead of {size}, or change rollout_length"
             )
+        if self.batch_size % size:
+            raise RollstreamError(
+                f"a batch of {self.num_envs} environments x {length} steps cannot be divided "
+                f"into minibatches of {size}; set minibatch_size to a divisor of {self.batch_size}"
+            )
+        return size
 
     @property
     def batch_size(self) -> int:
@@ -110,11 +131,16 @@ class Config(AlgorithmConfig):
 
     def with_num_envs(self, num_envs: int) -> Config:
         """With as many minibatches as before, if minibatches of the same size do not fit."""
-        batch, minibatches = num_envs * self.rollout_length, self.batch_size // self.minibatch_size
-        size = self.minibatch_size
-        if batch % size:
-            size = math.gcd(batch, size) if batch % minibatches else batch // minibatches
-        return replace(self, num_envs=num_envs, minibatch_size=size)
+        recurrent = self.memory != "none"
+        if recurrent and self.minibatch_size is None:
+            return replace(self, num_envs=num_envs)
+        row = self.rollout_length if recurrent else 1  # what is not divided
+        rows, before = num_envs * self.rollout_length // row, self.steps_per_minibatch(recurrent=recurrent)
+        minibatches, size = self.batch_size // before, before // row
+        if rows % size == 0:
+            return replace(self, num_envs=num_envs)
+        size = math.gcd(rows, size) if rows % minibatches else rows // minibatches
+        return replace(self, num_envs=num_envs, minibatch_size=size * row)
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Scheduled values, given the fraction of training completed."""
@@ -129,16 +155,7 @@ def make_policy(
     config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> ActorCriticPolicy:
     """The actor-critic policy for the spaces of an environment."""
-    network = partial(
-        actor_critic, hidden=config.hidden, activation=config.activation, log_std=config.initial_log_std
-    )
-    return ActorCriticPolicy(
-        observation_space,
-        action_space,
-        network,
-        normalize_observations=config.normalize_observations,
-        normalize_rewards=config.normalize_rewards,
-    )
+    return make_actor_critic_policy(config, observation_space, action_space)
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
@@ -149,6 +166,7 @@ def worker(config: Config, task: Task) -> WorkerSpec:
         rollout_length=config.rollout_length,
         policy=partial(custom_policy, task.policy, config) if task.policy else partial(make_policy, config),
         postprocess=partial(add_gae, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        bootstrap_values=("last", "final"),
         evaluates_steps=True,
         seed=task.seed,
         clip_rewards=config.clip_rewards,
@@ -165,30 +183,42 @@ def loss(
     + c_v \mathbb{E}\big[(V - R)^2\big] - c_e \mathbb{E}\big[H\big],
     \qquad \rho = \pi(a | s) / \pi_\mathrm{old}(a | s)$$
     """
-    log_prob, entropy, value = policy.evaluate_actions(weights, batch["observation"], batch["action"])
+    log_prob, entropy, value = evaluate_batch(policy, weights, batch)
+    mean = partial(masked_mean, mask=batch.get("mask"))
     log_ratio = log_prob - batch["log_prob"]
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - clip_range, 1 + clip_range)
-    policy_loss = -jnp.mean(jnp.minimum(ratio * batch["advantage"], clipped_ratio * batch["advantage"]))
-    value_loss = jnp.mean((value - batch["value_target"]) ** 2)
-    entropy_loss = -jnp.mean(entropy)
+    policy_loss = -mean(jnp.minimum(ratio * batch["advantage"], clipped_ratio * batch["advantage"]))
+    value_loss = mean((value - batch["value_target"]) ** 2)
+    entropy_loss = -mean(entropy)
     total = policy_loss + config.value_coefficient * value_loss + config.entropy_coefficient * entropy_loss
     return total, {
         "loss": total,
         "policy_gradient_loss": policy_loss,
         "value_loss": value_loss,
         "entropy_loss": entropy_loss,
-        "approx_kl": jnp.mean(ratio - 1 - log_ratio),
-        "clip_fraction": jnp.mean(jnp.abs(ratio - 1) > clip_range),
+        "approx_kl": mean(ratio - 1 - log_ratio),
+        "clip_fraction": mean(jnp.abs(ratio - 1) > clip_range),
     }
 
 
 _LOSS_COLUMNS = ("observation", "action", "log_prob", "advantage", "value_target")
+_SEQUENCE_COLUMNS = (FIRST_STATE, "episode_start", "mask")
+
+
+def loss_columns(batch: Batch, *, recurrent: bool) -> Columns:
+    """What the loss needs: steps `[T * B, ...]`, or the sequences `[T, B, ...]` of a recurrent policy."""
+    if not recurrent:
+        return batch.select(_LOSS_COLUMNS).flattened()
+    return batch.select([*_LOSS_COLUMNS, *(name for name in _SEQUENCE_COLUMNS if name in batch)])
 
 
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     """Adam; all epochs and minibatches of a batch are one jitted call."""
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    recurrent = isinstance(policy, SequencePolicy)
+    row = config.rollout_length if recurrent else 1
+    """Number of steps that stay together in a minibatch."""
 
     def update(weights: Weights, opt_state: Any, batch: Batch, permutations: Array, schedules: Any) -> Any:
         def step(carry: Any, minibatch: Any) -> tuple[Any, Metrics]:
@@ -201,9 +231,13 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         statistics = policy.batch_statistics(batch)
         combined = combined_statistics(weights, statistics)
         weights = weights | first_statistics(weights, statistics)
-        rows = batch.select(_LOSS_COLUMNS).flattened()
-        (weights, opt_state), metrics = scan_minibatches(step, (weights, opt_state), rows, permutations)
-        metrics["explained_variance"] = explained_variance(batch["value"], batch["value_target"])
+        rows = loss_columns(batch, recurrent=recurrent)
+        (weights, opt_state), metrics = scan_minibatches(
+            step, (weights, opt_state), rows, permutations, axis=int(recurrent)
+        )
+        metrics["explained_variance"] = explained_variance(
+            batch["value"], batch["value_target"], batch.get("mask")
+        )
         return weights | combined, opt_state, metrics
 
     return Learner(
@@ -212,9 +246,9 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         optimizer,
         random_inputs=partial(
             minibatch_permutations,
-            count=config.batch_size,
+            count=config.batch_size // row,
             epochs=config.epochs,
-            minibatch_size=config.minibatch_size,
+            minibatch_size=config.steps_per_minibatch(recurrent=recurrent) // row,
         ),
         schedules=config.schedules,
         updates_per_batch=config.epochs,

@@ -46,6 +46,8 @@ class GraphEdge:
     source: str
     target: str
     kind: EdgeKind
+    references: bool = False
+    """Whether references pass along it, to items that stay on the actors that made them."""
 
     @property
     def is_stream(self) -> bool:

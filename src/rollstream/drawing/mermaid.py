@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollstream.drawing.graph import PINK, GraphData, GraphNode
+from rollstream.drawing.graph import PINK, GraphData, GraphEdge, GraphNode
 
 _ARROWS = {"sync": "-->", "async": "-->", "message": "-.->", "limit": '<==>|"rate limiter"|'}
 
@@ -16,10 +16,14 @@ def mermaid(graph: GraphData) -> str:
         if place:
             inside = [f'subgraph p{index}["{_escape(place)}"]', *(f"    {line}" for line in inside), "end"]
         lines += inside
-    lines += [f"{ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in graph.edges]
+    lines += [f"{ids[edge.source]} {_arrow(edge)} {ids[edge.target]}" for edge in graph.edges]
     pink = [str(index) for index, edge in enumerate(graph.edges) if edge.kind == "async"]
     lines += [f"linkStyle {','.join(pink)} stroke:{PINK},stroke-width:2px"] if pink else []
     return "\n    ".join(lines) + "\n"
+
+
+def _arrow(edge: GraphEdge) -> str:
+    return f"{_ARROWS[edge.kind]}|ref|" if edge.references else _ARROWS[edge.kind]
 
 
 def _frame(node: GraphNode) -> str:

@@ -24,6 +24,7 @@ FONT = "-apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 LOOKS = {
     "sync": ("synchronous", INK, 'stroke-width="1.5"'),
     "async": ("asynchronous", PINK, 'stroke-width="2"'),
+    "references": ("references", INK, 'stroke-width="1.4" stroke-dasharray="5 3"'),
     "message": ("actor messages", GREY, 'stroke-width="1.8" stroke-dasharray="0 4" stroke-linecap="round"'),
     "limit": ("rate limiter", AMBER, 'stroke-width="2.2" stroke-dasharray="7 3"'),
 }
@@ -282,7 +283,7 @@ def _page(graph: GraphData, boxes: dict[str, Area], arrows: Arrows) -> str:
         f'     viewBox="{left:.1f} {top:.1f} {width:.1f} {height:.1f}" font-family="{FONT}">',
         f"<title>Dataflow of {escape(', '.join(node.name for node in graph.nodes))}</title>",
         f'<rect class="background" x="{left:.1f}" y="{top:.1f}" {size} rx="10" fill="{WHITE}"/>',
-        *((_stream if edge.is_stream else _route)(edge.kind, path) for edge, path in arrows),
+        *(_stream(edge, path) if edge.is_stream else _route(edge.kind, path) for edge, path in arrows),
         *(_box(node, boxes[node.name]) for node in graph.nodes),
         *legend,
         "</svg>",
@@ -317,13 +318,14 @@ def _text(text: str, at: complex, size: float, colour: str, anchor: str) -> str:
     return f'<text {position} font-size="{size:g}" fill="{colour}">{escape(text)}</text>'
 
 
-def _stream(kind: str, path: Path) -> str:
-    """Level where it passes a column, curved from one column to the next."""
+def _stream(edge: GraphEdge, path: Path) -> str:
+    """Level where it passes a column, curved from one column to the next; dashed for references."""
     line = f"M{_point(path[0])}"
     for index, (a, b) in enumerate(itertools.pairwise([*path[:-1], path[-1] - HEAD])):
         half = (b - a).real / 2
         line += f"L{_point(b)}" if index % 2 else f"C{_point(a + half)} {_point(b - half)} {_point(b)}"
-    return _arrow(kind, "edge", line, _head(path[-1], 1))
+    look = LOOKS["references"][2] if edge.references else None
+    return _arrow(edge.kind, "edge", line, _head(path[-1], 1), look)
 
 
 def _route(kind: str, path: Path, group: str = "edge") -> str:
@@ -352,15 +354,18 @@ def _point(point: complex) -> str:
     return f"{point.real:.1f} {point.imag:.1f}"
 
 
-def _arrow(kind: str, group: str, line: str, heads: str) -> str:
-    _, colour, look = LOOKS[kind]
-    shaft = f'<path class="shaft" d="{line}" fill="none" stroke="{colour}" {look}/>'
+def _arrow(kind: str, group: str, line: str, heads: str, look: str | None = None) -> str:
+    _, colour, usual = LOOKS[kind]
+    shaft = f'<path class="shaft" d="{line}" fill="none" stroke="{colour}" {look or usual}/>'
     return f'<g class="{group} {kind}">{shaft}<path d="{heads}" fill="{colour}"/></g>'
 
 
 def _legend(graph: GraphData, x: float, y: float) -> tuple[list[str], float]:
     """A sample and a word for each kind of arrow that occurs, and for stacks; and where this ends."""
-    kinds = [kind for kind in LOOKS if any(edge.kind == kind for edge in graph.edges)]
+    occurring = {edge.kind for edge in graph.edges} | {
+        "references" for edge in graph.edges if edge.references
+    }
+    kinds = [kind for kind in LOOKS if kind in occurring]
     stacks = [node for node in graph.nodes if node.copies > 1]
     parts: list[str] = []
     for kind in [*kinds, *["parallel"] * bool(stacks)]:

@@ -74,6 +74,10 @@ def _details(graph: GraphData, node: GraphNode) -> str:
     details += [
         f"⇢ {edge.target}" for edge in graph.edges if edge.kind == "message" and edge.source == node.name
     ]
+    actors = {own.name for own in graph.nodes if own.kind == "actor"}
+    details += [
+        f"⇠ {edge.source}" for edge in graph.edges if edge.target == node.name and edge.source in actors
+    ]
     for edge in graph.edges:
         if edge.kind == "limit" and node.name in (edge.source, edge.target):
             details.append(f"⇄ {edge.target if edge.source == node.name else edge.source}")
@@ -87,5 +91,8 @@ def _key(graph: GraphData) -> str:
         "message": "⇢ sends messages to",
         "limit": "⇄ coupled by a rate limiter",
     }
+    actors = {node.name for node in graph.nodes if node.kind == "actor"}
+    if any(edge.source in actors for edge in graph.edges):
+        signs["message"] += ", ⇠ is sent messages by"
     placed = ["◉ runs on actors"] if any(not node.on_driver for node in graph.nodes) else []
     return "   ".join([*placed, *(sign for kind, sign in signs.items() if kind in kinds)])

@@ -60,6 +60,10 @@ class Home(Waiter, Protocol):
         """Send a message."""
         ...
 
+    def post_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        """Send a message after so many seconds."""
+        ...
+
     def make_room(self, actor: Actor[Any]) -> None:
         """Wait until an actor is less far behind."""
         ...
@@ -122,6 +126,18 @@ class Actor(Generic[A]):
             self.engine.make_room(self)
         label = f"{self.name}.{method}"
         self.engine.post(self, Message(method, args, None, label), _kind(method, sticky))
+
+    def send_later(self, seconds: float, method: str, *args: Any) -> None:
+        """Call a method without a reply, after so many seconds at least: a timer that an actor sets itself.
+
+        The message counts as in flight meanwhile. On engines of one thread, time passes when the driver waits
+        and nothing else can happen.
+        """
+        self.require(method)
+        if not isinstance(seconds, (int, float)):
+            raise EngineError(f"seconds={seconds!r}: send_later takes a number of seconds, then the method")
+        label = f"{self.name}.{method}"
+        self.engine.post_later(self, Message(method, args, None, label), seconds)
 
     def apply(self, function: Callable[..., R], *args: Any, sticky: bool | str = False) -> Future[R]:
         """Run `function(instance, *args)` where the instance lives.

@@ -31,16 +31,20 @@ class ActorHost(ABC):
         self.closed = False
 
     @abstractmethod
-    def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        """Give the driver a message for another actor."""
+    def post_to_driver(
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+    ) -> None:
+        """Give the driver a message for another actor, to be sent after so many seconds."""
 
     # What the driver asks for ------------------------------------------------------------------
 
     def build(self, constructor: Payload, context: tuple[str, int, int, int]) -> BaseException | None:
         """Build the instance; return the error if it cannot be built."""
-        slot = ActorSlot(ActorContext(*context))
+        slot = ActorSlot(ActorContext(*context, put=self.put))
         try:
-            slot.build(*self.codec.unpack(constructor))
+            cls, args, kwargs = self.codec.unpack(constructor)
+            slot.context.actor = self.find_actor(self.actor, slot.context.index, cls)
+            slot.build(cls, args, kwargs)
         except BaseException as error:
             return error
         self.slot = slot
@@ -91,12 +95,19 @@ class ActorHost(ABC):
 
     def post(self, actor: Actor[Any], message: Message, sticky: str | None = None) -> None:
         """Send a message by way of the driver; large arrays in it do not go there."""
+        self._post(actor, message, sticky, 0.0)
+
+    def post_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        """Send a message by way of the driver, which keeps it for so many seconds."""
+        self._post(actor, message, None, seconds)
+
+    def _post(self, actor: Actor[Any], message: Message, sticky: str | None, seconds: float) -> None:
         if self.closed:
             raise EngineClosed(f"{message.label}: the engine is closed and its actors have ended")
-        self.post_to_driver(actor.name, self.codec.pack_message(message), message.label, sticky)
+        self.post_to_driver(actor.name, self.codec.pack_message(message), message.label, sticky, seconds)
 
     def put(self, value: Any) -> Any:
-        """Store a value once; it lives as long as this actor does."""
+        """Store a value once; the reference can be returned or sent, and the driver passes it on unopened."""
         return self.codec.put(value)
 
     def make_room(self, actor: Actor[Any]) -> None:  # noqa: B027

@@ -50,6 +50,25 @@ class Dispatcher:
         if done and message.future is None:
             self._engine.raise_failure()
 
+    def post_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        """Send a message after so many seconds; it is in flight from now on."""
+        if self._in_flight.closed:
+            self._engine.require_open()
+        codec = self._transport.codec
+        if codec is not None and message.payload is None:
+            message.payload = codec.pack_message(message)
+        if self._engine.tracer is not None and message.posted is None:
+            message.posted = (self._transport.sender(), time.perf_counter())
+        self._in_flight.add(message, actor)
+        self._transport.deliver_later(actor, message, seconds)
+
+    def send_delayed(self, actor: Actor[Any], message: Message) -> None:
+        """Send a message whose time has come."""
+        if actor.gone is not None:
+            self._engine.supervisor.lose(actor, [message], actor.gone)
+            return
+        self._deliver_or_hold(actor, message)
+
     def _deliver_or_hold(self, actor: Actor[Any], message: Message) -> None:
         futures = self._futures_in(message)
         with actor.lock:
@@ -62,7 +81,8 @@ class Dispatcher:
             elif actor.gone is None:
                 actor.held.append(message)
         if now:
-            self._settle_failed()
+            if self._failed:
+                self._settle_failed()
         elif actor.gone is not None:  # it died meanwhile
             self._refuse_gone(actor, message)
         else:
@@ -94,7 +114,8 @@ class Dispatcher:
                     break
                 self.deliver(actor, actor.held.popleft(), futures)
             self._in_flight.set_held(actor, len(actor.held), futures)
-        self._settle_failed()
+        if self._failed:
+            self._settle_failed()
         if self._run is not None:
             self._run()
 
@@ -139,13 +160,24 @@ class Dispatcher:
         finally:
             self._in_flight.unwatch(sink)
 
-    def forward(self, sender: Actor[Any], target: str, payload: Any, label: str, sticky: str | None) -> None:
-        """An actor in another process sends a message to another actor: pass it on unopened."""
+    def forward(
+        self,
+        sender: Actor[Any],
+        target: str,
+        payload: Any,
+        label: str,
+        sticky: str | None,
+        seconds: float = 0.0,
+    ) -> None:
+        """An actor in another process sends a message: pass it on unopened, after so many seconds."""
         message = Message("", (), None, label)
         message.payload = payload
         if self._engine.tracer is not None:
             message.posted = (sender.name, time.perf_counter())
         try:
-            self.post(self._engine.actors[target], message, sticky)
+            if seconds:
+                self.post_later(self._engine.actors[target], message, seconds)
+            else:
+                self.post(self._engine.actors[target], message, sticky)
         except EngineError as error:  # the other is gone, or the engine is closed
             self._in_flight.settle(message, None, error)

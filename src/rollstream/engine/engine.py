@@ -75,6 +75,7 @@ class Engine:
         self.idle = self.in_flight.idle
         self.silences = self.supervisor.silences
         self.post = self.dispatcher.post
+        self.post_later = self.dispatcher.post_later
         self.make_room = self.dispatcher.make_room
         self._flows: list[Callable[[], None]] = []
         """Open flows, each as the function that closes it."""
@@ -208,7 +209,13 @@ class Engine:
         transport, outstanding = self.transport, self.in_flight.outstanding
         environment = dict(transport.environment)
         return EngineStatistics(
-            self.name, outstanding, rows, tuple(self.events), transport.grown, environment
+            self.name,
+            outstanding,
+            rows,
+            tuple(self.events),
+            transport.grown,
+            transport.bytes_moved,
+            environment,
         )
 
     def close(self, *, drain: bool = True) -> None:
@@ -224,6 +231,8 @@ class Engine:
             hurry = not drain or not self.in_flight.idle()
             self.in_flight.close()
             self.transport.stop(list(self.actors.values()), hurry=hurry)
+            while (delayed := self.transport.delayed.take()) is not None:
+                self.supervisor.refuse([delayed[1]])
             self.in_flight.abandon(EngineClosed("the engine was closed before the reply came"))
             for actor in self.actors.values():  # handles outlive the engine; what they hold should not
                 actor.sticky.clear()
@@ -313,9 +322,11 @@ class Engine:
         end: float,
     ) -> None:
         """A message was handled: count it and settle its reply."""
+        spent = end - start
         actor.messages += 1
-        actor.busy += end - start
-        actor.longest = max(actor.longest, end - start)
+        actor.busy += spent
+        if spent > actor.longest:
+            actor.longest = spent
         if error is not None:
             actor.failures += 1
         if self.tracer is not None and message.posted is not None:

@@ -113,8 +113,9 @@ class FramedTransport(RemoteTransport):
             if actor.options.deadline is not None:
                 self.later(_nothing)  # whoever serves has to look at the clock
         connection.pending[number] = message
-        wrapped = connection.channel.wrap(message.payload)
-        self.write(actor, connection.channel.frame(MESSAGE, number, wrapped))
+        frame = connection.channel.frame(MESSAGE, number, connection.channel.wrap(message.payload))
+        self.bytes_moved += len(frame)
+        self.write(actor, frame)
 
     def ask_to_end(self, actor: Actor[Any]) -> None:
         self.write(actor, actor.connection.channel.frame(STOP))
@@ -131,6 +132,7 @@ class FramedTransport(RemoteTransport):
         if not self._arena.fits(size) and not self.serves():
             self._wait_for_room(size)
         block = self._arena.store(buffers)
+        self.bytes_moved += size
         if self._arena.grown != self._growth.get("driver", 0):
             self._note_growth("driver", self._arena.grown)
         return block
@@ -193,6 +195,7 @@ class FramedTransport(RemoteTransport):
     # From actors -------------------------------------------------------------------------------
 
     def receive(self, actor: Actor[Any], data: bytes | memoryview) -> None:
+        self.bytes_moved += len(data)
         try:
             frames = actor.connection.channel.feed(data)
         except Exception as error:  # no file descriptor left for its memory, for one
@@ -250,8 +253,11 @@ class FramedTransport(RemoteTransport):
         else:
             deferred.resolve(actor.connection.channel.unwrap(wrapped))
 
-    def _on_post(self, actor: Actor[Any], target: str, wrapped: Any, label: str, sticky: str | None) -> None:
-        self.engine.dispatcher.forward(actor, target, actor.connection.channel.unwrap(wrapped), label, sticky)
+    def _on_post(
+        self, actor: Actor[Any], target: str, wrapped: Any, label: str, sticky: str | None, seconds: float
+    ) -> None:
+        payload = actor.connection.channel.unwrap(wrapped)
+        self.engine.dispatcher.forward(actor, target, payload, label, sticky, seconds)
 
     def _on_wants(self, actor: Actor[Any]) -> None:
         """An actor needs the memory it has lent: an empty frame says what is no longer read."""

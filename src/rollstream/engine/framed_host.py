@@ -128,8 +128,10 @@ class FramedHost(ActorHost):
                     self.write(frame)
             self.write(self.channel.frame(kind, *fields))
 
-    def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        self.send(POST, target, self._wrap(payload), label, sticky)
+    def post_to_driver(
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+    ) -> None:
+        self.send(POST, target, self._wrap(payload), label, sticky, seconds)
 
     def _wrapped_result(self, value: Any, error: BaseException | None) -> tuple[int, Any]:
         status, payload = self.result(value, error)

@@ -89,9 +89,11 @@ class Deferred(Generic[T]):
     ...             self.waiting.pop(0).resolve("come in")
     """
 
-    __slots__ = ("_outcome", "_then")
+    __slots__ = ("_outcome", "_then", "busy")
 
     def __init__(self) -> None:
+        self.busy = 0.0
+        """Seconds of work on the reply after the call that returned it, for a flow's statistics."""
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._then: Callable[[Any, BaseException | None], None] | None = None
 

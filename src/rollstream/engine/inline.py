@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from rollstream.engine.actor import DRIVER, Actor, Message
-from rollstream.engine.sinks import ListSink
+from rollstream.engine.sinks import ListSink, Sink
 from rollstream.engine.slot import ActorContext, ActorSlot
 from rollstream.engine.transport import Transport
 
@@ -15,13 +15,13 @@ from rollstream.engine.transport import Transport
 class InlineTransport(Transport):
     """Synchronous and deterministic: a debugger steps from the plan into an actor and back.
 
-    What an actor sends to another is handled as soon as the actor's own message is.
+    What an actor sends to another is handled as soon as the actor's own message is. What is sent for later is
+    handled, soonest first, when the driver waits: nobody sleeps.
     """
 
     name = "inline"
     concurrent = False
     in_thread = True
-    sink = staticmethod(ListSink)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Actor[Any], Message]] = deque()
@@ -42,6 +42,9 @@ class InlineTransport(Transport):
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
         self._queue.append((actor, message))
+
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        self.delayed.add(actor, message, self.delayed.time + seconds)
 
     def run(self) -> bool:
         """Handle every message that waits, unless one is being handled now."""
@@ -67,6 +70,15 @@ class InlineTransport(Transport):
             self.engine.complete(actor, message, value, error, start, clock())
         return True
 
+    def run_delayed(self) -> None:
+        """Let time pass until the next delayed message is due, and handle it."""
+        if self._running is None and (due := self.delayed.take()) is not None:
+            self.engine.dispatcher.send_delayed(*due)
+            self.run()
+
+    def sink(self) -> Sink:
+        return _InlineSink(self)
+
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
         running = self._message if self._running == actor.name else None
         return running and (running[0], time.monotonic() - (time.perf_counter() - running[1]))
@@ -75,16 +87,32 @@ class InlineTransport(Transport):
         return self._running or DRIVER
 
     def can_progress(self) -> bool:
-        return False
+        return len(self.delayed) > 0
 
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:  # noqa: ARG002
         for actor in actors:
             end_slot(actor)
 
 
+class _InlineSink(ListSink):
+    """Whatever can arrive without further messages is already there: waiting is for delayed ones."""
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: InlineTransport):
+        super().__init__()
+        self._transport = transport
+
+    def wait(self, timeout: float | None = None) -> Any | None:  # noqa: ARG002
+        """Take the next future; if there is none, handle the next delayed message first."""
+        if not self._futures:
+            self._transport.run_delayed()
+        return self.poll()
+
+
 def build_slot(actor: Actor[Any]) -> None:
     """Build an actor's instance in this thread."""
-    slot = ActorSlot(ActorContext(actor.name, actor.index, actor.count))
+    slot = ActorSlot(ActorContext(actor.name, actor.index, actor.count, actor=actor))
     slot.build(*actor.constructor)
     actor.connection, actor.up = slot, True
 

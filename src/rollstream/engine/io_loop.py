@@ -115,12 +115,13 @@ class IOLoop:
             try:
                 self._wanted = True
                 self.wake()
-                if not self._turn.acquire(timeout=_STANDBY_DELAY / 1e9):
-                    self._timer.set(at_once=True)
-                    return False  # a third thread was quicker, and serves
+                taken = self._turn.acquire(timeout=_STANDBY_DELAY / 1e9)
             finally:
                 self._wanted = False
                 self._claim.release()
+            if not taken:  # a third thread was quicker, or the standby thread has not run yet
+                self._timer.set(at_once=True)  # only now: it gives way as long as a turn is wanted
+                return False
         self._owner = threading.get_ident()
         return True
 

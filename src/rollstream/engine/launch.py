@@ -120,8 +120,8 @@ class Process:
         if not self._over:
             self._over = True
             os.close(self._lifeline)
-            self.socket.close()
-            self.fds.close()
+        self.socket.close()
+        self.fds.close()
 
     def kill(self) -> None:
         """End it at once."""

@@ -94,5 +94,7 @@ class EngineStatistics:
     """Deaths of actors, in order."""
     grown: int = 0
     """How often shared memory had to grow, because the flow holds on to what was sent."""
+    bytes_moved: int = 0
+    """Bytes that the driver has sent or received; what it passes on by reference does not count."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that fix the number of threads of numeric libraries in an actor's process."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.channel import Channel, SocketPort
+from rollstream.engine.delayed import earliest
 from rollstream.engine.errors import EngineError
 from rollstream.engine.framed import Connection, FramedTransport
 from rollstream.engine.interrupts import INTERRUPTS
@@ -88,7 +89,7 @@ class ProcessesTransport(FramedTransport):
     def start(self, actors: list[Actor[Any]]) -> None:
         with self._opening:
             if self._loop is None:
-                self._loop = IOLoop(self._time_left, self.collect, self._broken)
+                self._loop = IOLoop(self._time_left, self._tick, self._broken)
         try:
             super().start(actors)
         except OSError as error:
@@ -154,9 +155,20 @@ class ProcessesTransport(FramedTransport):
     # What follows is done by whoever serves the sockets ----------------------------------------
 
     def _time_left(self) -> float | None:
-        """Seconds until the first actor counts as hung, if any can."""
-        end = self.engine.supervisor.next_deadline() if self.engine.timed_actors else None
+        """Seconds until a message is due, or the first actor counts as hung."""
+        end = self.delayed.next_due()
+        if self.engine.timed_actors:
+            end = earliest(end, self.engine.supervisor.next_deadline())
         return None if end is None else max(0.0, end - time.monotonic())
+
+    def _tick(self) -> None:
+        if self.delayed:
+            self.send_due()
+        self.collect()
+
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        super().deliver_later(actor, message, seconds)
+        self.loop.wake()  # whoever serves may sleep for longer
 
     def _broken(self, error: BaseException) -> None:
         self.engine.supervisor.broken(error)

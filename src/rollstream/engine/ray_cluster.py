@@ -99,3 +99,18 @@ def forks_of_ray() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         yield
+
+
+def accelerator(sharing: int = 1) -> dict[str, float]:
+    """What an actor asks for to get a GPU, if one is free: Ray hides them from actors that do not ask.
+
+    If there are fewer GPUs than the `sharing` actors that want one, each gets a part of one.
+    """
+    if (total := ray.cluster_resources().get("GPU", 0)) < 1:
+        return {}
+    amount = 1 if total >= sharing else 1 / sharing
+    if ray.available_resources().get("GPU", 0) < amount:
+        who = "the learner" if sharing == 1 else "the learner or the inference actor"
+        warnings.warn(f"all GPUs of the cluster are in use: {who} uses a CPU", stacklevel=2)
+        return {}
+    return {"num_gpus": amount}

@@ -91,8 +91,10 @@ class RayHost(ActorHost):
             frames.append(self._outbox.get())
         return frames
 
-    def post_to_driver(self, target: str, payload: Payload, label: str, sticky: str | None) -> None:
-        self._say(POST, target, item_of(payload), label, sticky)
+    def post_to_driver(
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+    ) -> None:
+        self._say(POST, target, item_of(payload), label, sticky, seconds)
 
     def _say_late(self, number: int, value: Any, error: BaseException | None) -> None:
         status, payload = self.result(value, error)

@@ -59,10 +59,17 @@ class StoredPayload(Payload):
 
 def is_large(payload: Payload) -> bool:
     """Whether a payload is too large to be part of a message."""
-    size = len(payload.data)
-    if payload.memory is not None:
-        size += sum(view.nbytes for view in payload.memory.views())
-    return size > INLINE
+    return _size(payload) > INLINE
+
+
+def size_of(payload: Payload) -> int:
+    """Bytes of a payload and its parts, without those that lie in Ray's store."""
+    return _size(payload) + sum(size_of(payload_of(part)) for part in payload.parts)
+
+
+def _size(payload: Payload) -> int:
+    views = () if payload.memory is None else payload.memory.views()
+    return len(payload.data) + sum(len(view) if isinstance(view, bytes) else view.nbytes for view in views)
 
 
 def store(payload: Payload) -> Payload:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -27,18 +26,27 @@ try:
 except ImportError as missing:
     raise EngineError("the ray engine needs Ray: pip install 'rollstream[ray]'") from missing
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from rollstream.engine.actor import Actor, Message
 from rollstream.engine.actor_host import DEFERRED, ERROR, VALUE
+from rollstream.engine.delayed import Alarm, earliest
 from rollstream.engine.future import Deferred
 from rollstream.engine.launch import thread_variables
 from rollstream.engine.options import SpawnOptions
 from rollstream.engine.ray_actor import SIDE, RayActor
-from rollstream.engine.ray_cluster import connect, disconnect, ends_with_engines
+from rollstream.engine.ray_cluster import accelerator, connect, disconnect, ends_with_engines
 from rollstream.engine.ray_connection import DEATHS, RayConnection, Sent, first_line
 from rollstream.engine.ray_host import LATE, POST, REFUSED, STORED
-from rollstream.engine.ray_objects import Buffers, StoredPayload, body_of, items_of, payload_from, store
+from rollstream.engine.ray_objects import (
+    Buffers,
+    StoredPayload,
+    body_of,
+    items_of,
+    payload_from,
+    size_of,
+    store,
+)
 from rollstream.engine.serialization import Codec, Payload
 from rollstream.engine.sinks import QueueSink
 from rollstream.engine.transport import RemoteTransport
@@ -71,6 +79,7 @@ class RayTransport(RemoteTransport):
 
     name = "ray"
     death_notice = 1.0
+    accelerator = staticmethod(accelerator)  # pyright: ignore[reportAssignmentType]
     sink = staticmethod(QueueSink)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, *, address: str | None = None, threads: int | None = None):
@@ -78,7 +87,7 @@ class RayTransport(RemoteTransport):
         self._path = [os.path.abspath(entry) for entry in sys.path]
         connect(address, dict(self.environment))
         self._thread = ThreadPoolExecutor(1, "rollstream ray")
-        self._timer: threading.Timer | None = None
+        self._alarm = Alarm(lambda: self.later(self._look_at_clock))
 
     def open(self, engine: Any) -> None:
         super().open(engine)
@@ -129,8 +138,7 @@ class RayTransport(RemoteTransport):
             grace = _SHORT_GRACE if ends_with_engines() else self.grace
             self.end_all([actor for actor in actors if not actor.ended.is_set()], grace if hurry else None)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._alarm.set(None)
             self._thread.shutdown()
             disconnect()
 
@@ -138,6 +146,7 @@ class RayTransport(RemoteTransport):
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
         connection: RayConnection = actor.connection
+        self.bytes_moved += size_of(message.payload)
         record, value = connection.handle.handle.remote(body_of(message.payload), *items_of(message.payload))
         number = connection.sent
         connection.sent += 1
@@ -145,8 +154,13 @@ class RayTransport(RemoteTransport):
             connection.since = time.monotonic()
         connection.pending[number] = Sent(message, record, value)
         record.future().add_done_callback(partial(self._on_record, actor, connection, number))
-        if actor.options.deadline is not None and self._timer is None:
-            self.later(self._check_deadlines)
+        deadline = actor.options.deadline
+        if deadline is not None and self._alarm.due > time.monotonic() + deadline:
+            self.later(self._look_at_clock)
+
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        super().deliver_later(actor, message, seconds)
+        self.later(self._look_at_clock)
 
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
         sent = next(iter(list(actor.connection.pending.values())), None)
@@ -167,18 +181,12 @@ class RayTransport(RemoteTransport):
         """Call a function with an object's value, or its error, in this transport's thread."""
         reference.future().add_done_callback(lambda done: self.later(partial(function, _outcome(done))))
 
-    def _check_deadlines(self) -> None:
-        """Kill actors that hang, and look again when the next deadline is due."""
-        supervisor = self.engine.supervisor
-        supervisor.kill_hung()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if (deadline := supervisor.next_deadline()) is not None and not self.engine.closed:
-            delay = max(0.0, deadline - time.monotonic())
-            self._timer = threading.Timer(delay, self.later, (self._check_deadlines,))
-            self._timer.daemon = True
-            self._timer.start()
+    def _look_at_clock(self) -> None:
+        """Send what is due, kill actors that hang, and look again when there is something to do."""
+        self.send_due()
+        self.engine.supervisor.kill_hung()
+        due = earliest(self.delayed.next_due(), self.engine.supervisor.next_deadline())
+        self._alarm.set(None if due is None or self.engine.closed else due - time.monotonic())
 
     # Records -----------------------------------------------------------------------------------
 
@@ -208,6 +216,8 @@ class RayTransport(RemoteTransport):
         connection.since = time.monotonic()
         offset = connection.clock_offset
         with connection.counting:
+            if isinstance(value, Payload):
+                self.bytes_moved += size_of(value)
             self.engine.complete(actor, message, value, error, start + offset, end + offset)
 
     def _on_built(self, actor: Actor[Any], connection: RayConnection, record: Any) -> None:
@@ -314,10 +324,8 @@ class RayTransport(RemoteTransport):
         else:
             deferred.resolve(payload_from(item))
 
-    def _on_post(
-        self, actor: Actor[Any], _: RayConnection, target: str, item: Any, label: str, sticky: str | None
-    ) -> None:
-        self.engine.dispatcher.forward(actor, target, payload_from(item), label, sticky)
+    def _on_post(self, actor: Actor[Any], _: RayConnection, target: str, item: Any, *more: Any) -> None:
+        self.engine.dispatcher.forward(actor, target, payload_from(item), *more)
 
     _frames: ClassVar[Mapping[str, Callable[..., None]]] = {LATE: _on_late, POST: _on_post}
 
@@ -330,7 +338,8 @@ class RayTransport(RemoteTransport):
             connection.unhandled[number] = message
             self._note_death(actor, connection, error)
             return
-        if not isinstance(error, RayError) or isinstance(error, RayTaskError):
+        lost = isinstance(error, RayTaskError) and isinstance(error.cause, ObjectLostError)
+        if not lost and (not isinstance(error, RayError) or isinstance(error, RayTaskError)):
             error.add_note("raised around the actor's own code: this is a defect of rollstream")
             self._complete(actor, connection, message, None, error, 0.0, 0.0)
         else:  # something in it was lost with the process that held it

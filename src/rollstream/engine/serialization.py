@@ -33,6 +33,8 @@ _OWN = __name__.encode()
 """Occurs in pickles that only an engine can open."""
 _CALL, _ARRAY = b"call ", b"array"
 """First bytes of method calls with plain arguments, and of single arrays: serialized without cloudpickle."""
+_BESIDE = b"beside"
+"""All the bytes of a payload whose pickle is the last of its buffers."""
 
 
 class Site(Protocol):
@@ -136,8 +138,8 @@ class Codec:
         """Serialize a value."""
         return self._place(self.pack_in_place(value))
 
-    def pack_in_place(self, value: Any) -> Payload:
-        """Serialize a value, wherever the store has put its buffers."""
+    def pack_in_place(self, value: Any, *, beside: bool = False) -> Payload:
+        """Serialize a value, wherever the store has put its buffers, and its pickle `beside` them if so."""
         kind = type(value)
         if kind in _PLAIN:
             return Payload(pickle.dumps(value, 5))
@@ -149,7 +151,11 @@ class Codec:
         file, buffers = io.BytesIO(), []
         pickler = _Pickler(file, self, buffers)
         pickler.dump(value)
-        return Payload(file.getvalue(), self._store(buffers) if buffers else None, pickler.parts)
+        data = file.getvalue()
+        if beside and (buffers or len(data) >= OUT_OF_BAND):
+            buffers.append(memoryview(data))
+            data = _BESIDE
+        return Payload(data, self._store(buffers) if buffers else None, pickler.parts)
 
     def pack_message(self, message: Message) -> Payload:
         """Serialize a message's operation and arguments; an argument that cannot be pickled is named."""
@@ -211,8 +217,8 @@ class Codec:
         return payload
 
     def put(self, value: Any) -> PayloadRef:
-        """Serialize a value once; the reference can be sent to many."""
-        return PayloadRef(self, self.pack(value))
+        """Serialize a value once; the reference can be sent to many, at the same cost whatever the value."""
+        return PayloadRef(self, self._place(self.pack_in_place(value, beside=True)))
 
     def is_own(self, value: Any) -> bool:
         """Whether a value is a reference or a future of this engine."""
@@ -236,7 +242,10 @@ class Codec:
             return _array(memory.views()[0] if content is None else content, dtype, shape, "C")
         if memory is None and _OWN not in data:
             return pickle.loads(data)
-        return _Unpickler(payload, self, memory.views() if memory is not None else []).load()
+        views = memory.views() if memory is not None else []
+        if data == _BESIDE:
+            *views, data = views
+        return _Unpickler(data, payload, self, views).load()
 
     def unpack_error(self, payload: Payload) -> BaseException:
         """The error, whose cause shows where it was raised."""
@@ -305,8 +314,8 @@ class _Unpickler(pickle.Unpickler):
     views, and their memory would be held until the garbage collector runs.
     """
 
-    def __init__(self, payload: Payload, codec: Codec, views: Sequence[memoryview]):
-        super().__init__(io.BytesIO(payload.data), buffers=views)
+    def __init__(self, data: Any, payload: Payload, codec: Codec, views: Sequence[memoryview]):
+        super().__init__(io.BytesIO(data), buffers=views)
         self._payload = payload
         self._codec = codec
 

@@ -23,6 +23,10 @@ class ActorContext:
     restarts: int = 0
     local: dict[str, Any] = field(default_factory=dict)
     """Things that functions sent with `apply` keep beside the instance; gone after a restart."""
+    actor: Any = None
+    """The actor's own handle, so that it can be sent to others, or send to itself: `actor.send_later`."""
+    put: Callable[[Any], Ref[Any]] = Ref
+    """Stores a value once, in this process: the reference can be returned or sent, and stands for it."""
 
 
 def wants_context(function: Callable[..., Any]) -> bool:
@@ -93,6 +97,7 @@ class ActorSlot:
         """Drop the instance; its `close` method is called if it has one."""
         instance, self.instance = self.instance, None
         self.context.local.clear()
+        self.context.actor = None
         if callable(close := getattr(instance, "close", None)):
             try:
                 close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from rollstream.engine.actor import DRIVER, Actor, Message
+from rollstream.engine.delayed import DelayedMessages
 from rollstream.engine.inline import build_slot, end_slot
 from rollstream.engine.sinks import QueueSink
 from rollstream.engine.transport import Transport
@@ -24,7 +25,8 @@ class ThreadsTransport(Transport):
 
     def __init__(self) -> None:
         self._threads: dict[str, threading.Thread] = {}
-        self._mailboxes: dict[str, SimpleQueue[Message | None]] = {}
+        self._mailboxes: dict[str, SimpleQueue[Message | tuple[Message, float] | None]] = {}
+        """Messages, and delayed ones with the time when they are due; `None` at the end."""
         self._current: dict[str, tuple[Message, float]] = {}
 
     def start(self, actors: list[Actor[Any]]) -> None:
@@ -49,8 +51,8 @@ class ThreadsTransport(Transport):
             started.put(error)
             return
         started.put(None)
-        mailbox, engine, slot = self._mailboxes[actor.name], self.engine, actor.connection
-        while (message := mailbox.get()) is not None:
+        engine, slot, delayed = self.engine, actor.connection, DelayedMessages()
+        while (message := self._next_message(actor, delayed)) is not None:
             if engine.closed:
                 engine.supervisor.refuse([message])
             else:
@@ -60,10 +62,34 @@ class ThreadsTransport(Transport):
                 engine.complete(actor, message, *handled)
                 del handled
             del message  # or the last one would be kept alive
+        while (left := delayed.take()) is not None:
+            engine.supervisor.refuse([left[1]])
         end_slot(actor)
+
+    def _next_message(self, actor: Actor[Any], delayed: DelayedMessages) -> Message | None:
+        """Wait for a message, or until a delayed one is due."""
+        mailbox = self._mailboxes[actor.name]
+        while True:
+            timeout = None
+            if delayed:
+                if (due := delayed.take(time.monotonic())) is not None:
+                    self.engine.dispatcher.send_delayed(*due)  # behind what has arrived before
+                    continue
+                timeout = max(0.0, (delayed.next_due() or 0.0) - time.monotonic())
+            try:
+                arrived = mailbox.get(timeout=timeout)
+            except Empty:
+                continue
+            if not isinstance(arrived, tuple):
+                return arrived
+            delayed.add(actor, *arrived)
 
     def deliver(self, actor: Actor[Any], message: Message) -> None:
         self._mailboxes[actor.name].put(message)
+
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        """The actor's own thread waits for the time."""
+        self._mailboxes[actor.name].put((message, time.monotonic() + seconds))
 
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:
         return self._current.get(actor.name)
@@ -79,5 +105,5 @@ class ThreadsTransport(Transport):
             self._threads[actor.name].join()
             mailbox = self._mailboxes[actor.name]
             while not mailbox.empty():  # sent while the engine was being closed
-                if (message := mailbox.get()) is not None:
+                if isinstance(message := mailbox.get(), Message):
                     self.engine.supervisor.refuse([message])

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollstream.engine.actor import DRIVER, Actor, Message
+from rollstream.engine.delayed import DelayedMessages
 from rollstream.engine.sinks import Sink
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ class Transport(ABC):
     """Environment variables that actors are started with."""
     grown: int = 0
     """How often shared memory had to grow."""
+    bytes_moved: int = 0
+    """Bytes of messages and replies that the driver has sent or received, without what it passes on by
+    reference."""
 
     def open(self, engine: Engine) -> None:
         """Called once by the engine that uses this transport."""
         self.engine = engine
+        self.delayed = DelayedMessages()
+        """Messages to be sent later."""
 
     @abstractmethod
     def start(self, actors: list[Actor[Any]]) -> None:
@@ -48,6 +54,16 @@ class Transport(ABC):
     @abstractmethod
     def deliver(self, actor: Actor[Any], message: Message) -> None:
         """Get a message to its actor, after every earlier one. The actor's lock is held."""
+
+    @abstractmethod
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        """Keep a message, and see to it that `send_due` is called when so many seconds have passed."""
+        self.delayed.add(actor, message, time.monotonic() + seconds)
+
+    def send_due(self) -> None:
+        """Send the messages whose time has come."""
+        while (due := self.delayed.take(time.monotonic())) is not None:
+            self.engine.dispatcher.send_delayed(*due)
 
     @abstractmethod
     def stop(self, actors: list[Actor[Any]], *, hurry: bool) -> None:
@@ -76,6 +92,13 @@ class Transport(ABC):
     def current(self, actor: Actor[Any]) -> tuple[Message, float] | None:  # noqa: ARG002
         """The message an actor is handling and when it began, by `time.monotonic`."""
         return None
+
+    def accelerator(self, sharing: int = 1) -> dict[str, float]:  # noqa: ARG002
+        """The `resources` by which an actor asks for an accelerator, if a cluster has one to give.
+
+        `sharing` actors may have to share it.
+        """
+        return {}
 
     def require_usable(self) -> None:  # noqa: B027
         """Raise if this process cannot use the transport."""

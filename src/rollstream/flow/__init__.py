@@ -5,9 +5,10 @@ from rollstream.flow.errors import OperatorError, PlanError, StateError
 from rollstream.flow.graph import Graph, graph
 from rollstream.flow.provenance import Provenance, Span, Tally
 from rollstream.flow.rate_limit import limit_ratio
+from rollstream.flow.references import Stored
 from rollstream.flow.sources import StreamActor, from_actors, from_items, from_iterable, from_poll
 from rollstream.flow.stages import Context
-from rollstream.flow.statistics import NodeStatistics, Statistics
+from rollstream.flow.statistics import NodeStatistics, ShardStatistics, Statistics
 from rollstream.flow.stream import Iter, ParIter
 from rollstream.flow.union import union, union_async
 
@@ -22,9 +23,11 @@ __all__ = [
     "ParIter",
     "PlanError",
     "Provenance",
+    "ShardStatistics",
     "Span",
     "StateError",
     "Statistics",
+    "Stored",
     "StreamActor",
     "Tally",
     "from_actors",

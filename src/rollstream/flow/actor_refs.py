@@ -27,7 +27,13 @@ def family(actor: Actor[Any]) -> str:
 
 
 def actors_in(thing: Any, depth: int = 3) -> list[Actor[Any]]:
-    """The actors a function refers to: in its attributes, its closure, its arguments."""
+    """The actors a function refers to: in its attributes, its closure, its arguments.
+
+    An operator that holds more actors than it sends messages to says so with a method `receivers()`.
+    """
+    receivers: Any = getattr(thing, "receivers", None)
+    if receivers is not None:
+        return list(receivers())
     found: dict[str, Actor[Any]] = {}
     _search(thing, depth, found)
     return list(found.values())

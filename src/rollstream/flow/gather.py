@@ -14,7 +14,7 @@ from rollstream.flow.errors import OperatorError
 from rollstream.flow.node import END, Node, Pulled, Scheduler
 from rollstream.flow.operator import Operator
 from rollstream.flow.provenance import Origin, RowOrigin
-from rollstream.flow.statistics import NodeStatistics
+from rollstream.flow.statistics import NodeStatistics, ShardStatistics
 
 
 class ShardClient:
@@ -84,14 +84,16 @@ class Gather(Node):
         return [] if operator is self else self.actors()
 
     def statistics(self) -> list[NodeStatistics]:
-        """Counters as the shards last reported them, summed."""
-        totals = [client.total() for client in self.clients if client.counters]
+        """Counters as the shards last reported them, summed; the source has them by shard, too."""
+        reported = [(client.actor.name, client.total()) for client in self.clients if client.counters]
+        totals = [total for _, total in reported]
         columns = iter([sum(column) for column in zip(*totals, strict=True)])
         *sharded, own = self.operators()
         counters = list(zip(columns, columns, columns, columns, strict=True)) or [None] * len(sharded)
         actors = self.actors()
         rows = [operator.row(actors, each) for operator, each in zip(sharded, counters, strict=True)]
-        return [*rows, own.row([])]
+        shards = [ShardStatistics(name, int(total[1]), sum(total[2::4])) for name, total in reported]
+        return [replace(rows[0], shards=tuple(shards)), *rows[1:], own.row([])]
 
     def open(self, flow: Scheduler) -> None:
         """Put the shards beside their actors."""

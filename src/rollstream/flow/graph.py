@@ -14,6 +14,7 @@ from rollstream.engine import Actor
 from rollstream.flow.actor_refs import actors_in, family, place_of
 from rollstream.flow.errors import PlanError
 from rollstream.flow.node import Node, ancestors
+from rollstream.flow.operator import Operator
 from rollstream.flow.runtime import name_operators
 from rollstream.flow.stream import Iter
 
@@ -50,7 +51,8 @@ def graph(stream: Iter[Any]) -> Graph:
         for own in node.operators()
         for actors in [node.place(own)]
     ]
-    edges = [edge for node in nodes for edge in _edges(node)]
+    by_reference: set[str] = set()
+    edges = [edge for node in nodes for edge in _edges(node, by_reference)]
     edges += [
         GraphEdge(node.name, node.coupled.name, "limit")
         for node in nodes
@@ -60,14 +62,26 @@ def graph(stream: Iter[Any]) -> Graph:
     return Graph((*drawn, *extra), (*edges, *messages))
 
 
-def _edges(node: Node) -> Iterator[GraphEdge]:
-    """Edges into a node's first operator, and between its operators."""
+def _edges(node: Node, by_reference: set[str]) -> Iterator[GraphEdge]:
+    """Edges into a node's first operator, and between its operators.
+
+    `by_reference` has the operators, so far, whose outputs are references.
+    """
     before = [upstream.last_operator() for upstream in node.upstreams]
     for operator in node.operators():
         crosses = node.asynchronous and operator is node
-        for source in before:
-            yield GraphEdge(source.name, operator.name, "async" if crosses else "sync")
+        references = [source.name in by_reference for source in before]
+        for source, own in zip(before, references, strict=True):
+            yield GraphEdge(source.name, operator.name, "async" if crosses else "sync", own)
+        if operator.kind == "put" or (any(references) and _passes_references(operator)):
+            by_reference.add(operator.name)
         before = [operator]
+
+
+def _passes_references(operator: Operator) -> bool:
+    """Whether an operator that gets references passes them on, rather than something it made of them."""
+    makes = operator.kind in ("for_each", "combine", "via")
+    return not makes or getattr(operator.function, "passes_references", False)
 
 
 def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
@@ -76,7 +90,8 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
     for node in sorted(nodes, key=lambda node: len(node.upstreams) > 0):
         for actor in node.actors():
             homes.setdefault(actor.name, node.operators()[0].name)
-    receivers = {own.name: actors_in(own.function) for node in nodes for own in node.operators()}
+    operators = [own for node in nodes for own in node.operators()]
+    receivers = {own.name: [*actors_in(own.function), *own.talks_to] for own in operators}
     others: dict[str, dict[str, Actor[Any]]] = {}
     for actor in (actor for actors in receivers.values() for actor in actors if actor.name not in homes):
         others.setdefault(family(actor), {})[actor.name] = actor
@@ -90,5 +105,8 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         GraphEdge(sender, homes[actor.name], "message")
         for sender, actors in receivers.items()
         for actor in actors
+    ]
+    edges += [
+        GraphEdge(homes[actor.name], own.name, "message") for own in operators for actor in own.talks_to
     ]
     return extra, list(dict.fromkeys(edges))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 _SPANS = 64
 """Spans kept per stream of a source; beyond that, the oldest two become one."""
+_WAITING = 64
+"""Origins that are collected before they are merged, at once: one by one would take more time per item."""
 
 
 class Span(NamedTuple):
@@ -101,6 +103,13 @@ def total(origin: Origin, note: str) -> float:
     return provenance_of(origin).total(note)
 
 
+def least(origin: Origin, note: str) -> float | None:
+    """The minimum of a note over the source items, as `Provenance.least`."""
+    if isinstance(origin, tuple):
+        return origin[3].get(note) if len(origin) == 4 else None
+    return provenance_of(origin).least(note)
+
+
 def noted(origin: Origin, numbers: dict[str, float]) -> Origin:
     """An origin with more notes."""
     if isinstance(origin, tuple):
@@ -129,17 +138,28 @@ class Merger:
     collected before, its notes count in proportion to its new items.
     """
 
-    __slots__ = ("_notes", "_spans")
+    __slots__ = ("_notes", "_spans", "_waiting")
 
     def __init__(self) -> None:
         self._spans: dict[tuple[str, str], list[Span]] = {}
         self._notes: dict[str, Tally] = {}
+        self._waiting: list[Origin] = []
 
     def add(self, origin: Origin) -> None:
         """Collect one more origin."""
+        self._waiting.append(origin)
+        if len(self._waiting) == _WAITING:
+            self._merge_waiting()
+
+    def _merge_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for origin in waiting:
+            self._merge(origin)
+
+    def _merge(self, origin: Origin) -> None:
         if isinstance(origin, RowOrigin):
             for part in origin.parts:
-                self.add(part)
+                self._merge(part)
             return
         if isinstance(origin, tuple) and self._extend(origin):
             return
@@ -178,6 +198,7 @@ class Merger:
         return provenance
 
     def _provenance(self) -> Provenance:
+        self._merge_waiting()
         return Provenance(tuple(span for spans in self._spans.values() for span in spans), self._notes)
 
     def state_dict(self) -> Any:
@@ -187,7 +208,7 @@ class Merger:
     def load_state_dict(self, state: Any) -> None:
         """Restore a saved state."""
         provenance = provenance_of(decode(state))
-        self._spans = {}
+        self._spans, self._waiting = {}, []
         for span in provenance.spans:
             self._spans.setdefault((span.source, span.stream), []).append(span)
         self._notes = dict(provenance.notes)

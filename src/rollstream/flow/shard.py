@@ -16,6 +16,7 @@ from rollstream.flow.errors import OperatorError, PlanError
 from rollstream.flow.node import END, End, Pulled
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.provenance import Origin
+from rollstream.flow.references import opened
 from rollstream.flow.stages import Context, Stage
 from rollstream.flow.trace import Recorder, TimeSpan
 
@@ -52,7 +53,7 @@ class ShardSource:
         self._method = getattr(slot.instance, plan.method)
         self._wants_context = wants_context(self._method)
         self._context: Context | None = None
-        self._deferred = False
+        self._deferred: Deferred[Any] | None = None
         self._late: tuple[Any, BaseException | None] | None = None
         self._resume = resume
         self._record = record
@@ -65,13 +66,13 @@ class ShardSource:
         if self.over:
             return END
         try:
-            value = self._late_value() if self._deferred else self._call()
+            value = self._call() if self._deferred is None else self._late_value()
         except StopIteration:
             self.over = True
             return END
         except (Exception, SystemExit) as error:
             raise OperatorError.of(error, self._name, self._location, self._shard) from None
-        if self._deferred:
+        if self._deferred is not None:
             return None
         origin = self._context.origin if self._context else (self._shard, self._stream, self.items)
         self.items += 1
@@ -93,15 +94,16 @@ class ShardSource:
         if self._record is not None:
             self._record((self._name, start, end))
         if isinstance(value, Deferred):
-            self._deferred = True
+            self._deferred = value
             value.then(self._arrived)
             return self._late_value()
         return value
 
     def _late_value(self) -> Any:
-        if self._late is None:
+        if self._late is None or self._deferred is None:
             return None
-        (value, error), self._late, self._deferred = self._late, None, False
+        self.busy += self._deferred.busy
+        (value, error), self._late, self._deferred = self._late, None, None
         if error is not None:
             raise error
         return value
@@ -120,7 +122,7 @@ class Shard:
         self._source = ShardSource(plan, slot, self._resume, record)
         self._stages = [_copied(stage) for stage in plan.stages]
         for stage in self._stages:
-            stage.instance = slot.instance
+            stage.instance, stage.put = slot.instance, slot.context.put
         self._chain = Chain(self._source, self._stages, slot.context.name)
         self._chain.record = record
         self._pull = self._chain.pull if self._stages else self._source.pull
@@ -219,6 +221,7 @@ def run_method(slot: ActorSlot, method: str, value: Any, context: tuple[str, Ori
 
     `context` has the node's name and the item's origin, for a method that asks for a context.
     """
+    value = opened(value)
     start = time.perf_counter()
     if context is None:
         result = getattr(slot.instance, method)(value)

@@ -17,6 +17,7 @@ from rollstream.engine import Actor, ActorDied, Engine, Future
 from rollstream.engine.slot import ActorSlot
 from rollstream.flow.errors import StateError
 from rollstream.flow.node import Node
+from rollstream.flow.references import with_refs, without_refs
 from rollstream.flow.shard import load_shard_state, shard_state
 
 _FORMAT = 2
@@ -47,7 +48,7 @@ def save(engine: Engine | None, nodes: Sequence[Node], folder: Path | None) -> d
     }
     states = ask_all(engine, actors.values(), _actor_state, destination)
     state["actors"] = {name: own for name, own in zip(actors, states, strict=True) if own is not None}
-    return copy.deepcopy(state)
+    return copy.deepcopy(without_refs(state))
 
 
 def load(
@@ -62,6 +63,9 @@ def load(
     if state["format"] != _FORMAT:
         raise StateError(f"this state has format {state['format']!r}, not {_FORMAT}")
     actors = {} if engine is None else engine.actors
+    if engine is not None:
+        restored = {part: with_refs(engine, state[part]) for part in ("nodes", "shards", "actors")}
+        state = {**state, **restored}
     _require_same("operators", state["operators"], _operators(nodes))
     _require_same("actors", state["actors"], [name for name in state["actors"] if name in actors])
     read_here = engine is None or not engine.local_processes

@@ -11,10 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rollstream.engine.actor import Actor
+from rollstream.engine.future import Ref
 from rollstream.engine.slot import wants_context
 from rollstream.flow.errors import StateError
 from rollstream.flow.operator import Operator, Packet
-from rollstream.flow.provenance import Merger, Origin, Provenance, RowOrigin, noted, provenance_of, total
+from rollstream.flow.provenance import (
+    Merger,
+    Origin,
+    Provenance,
+    RowOrigin,
+    least,
+    noted,
+    provenance_of,
+    total,
+)
 
 
 class Context:
@@ -52,6 +62,10 @@ class Context:
         """`provenance.total(note)`, without making a provenance of a single item's origin."""
         return total(self.origin, note)
 
+    def least(self, note: str) -> float | None:
+        """`provenance.least(note)`, likewise."""
+        return least(self.origin, note)
+
 
 class Stage(Operator):
     """One operator of a chain."""
@@ -68,6 +82,8 @@ class Stage(Operator):
         self._wants_context = function is not None and wants_context(function)
         self.out: deque[Packet] = deque()
         self.instance: Any = None
+        self.put: Callable[[Any], Ref[Any]] = Ref
+        """Stores a value where this stage runs."""
         self.actors: Mapping[str, Actor[Any]] = {}
 
     def push(self, value: Any, origin: Origin) -> Packet | None:
@@ -189,7 +205,7 @@ class BatchStage(Stage):
         """Collect the item; return the list when it is full."""
         self.partial.append(value)
         self.merger.add(origin)
-        return self.flush() if len(self.partial) == self.size else None
+        return self.flush() if len(self.partial) >= self.size else None
 
     def flush(self) -> Packet | None:
         """The list collected so far."""

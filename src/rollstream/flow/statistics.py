@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 
 from rollstream.engine import ActorEvent
 
 _EVENTS = 10
 """The number of deaths shown; all are kept."""
+_STRAGGLER = 2.0
+"""A shard whose items take more than this many times the median is a straggler."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatistics:
+    """The counters of one shard of a source."""
+
+    actor: str
+    items: int
+    """Items of the source."""
+    busy: float
+    """Seconds that the source and the operators on this shard ran."""
+
+    @property
+    def item_seconds(self) -> float:
+        """Seconds per item."""
+        return self.busy / self.items if self.items else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +52,15 @@ class NodeStatistics:
     """Seconds the driver was blocked because this node had nothing ready."""
     queue: int
     """Items that wait here, or were requested and have not come yet."""
+    shards: tuple[ShardStatistics, ...] = ()
+    """Of a source on actors: each of its shards, as last heard of."""
+
+    @property
+    def stragglers(self) -> Mapping[str, float]:
+        """Actors of shards whose items take more than twice the median time: how many times that."""
+        took = {shard.actor: shard.item_seconds for shard in self.shards if shard.items}
+        usual = median_low(took.values()) if took else 0.0
+        return {actor: own / usual for actor, own in took.items() if own > _STRAGGLER * usual > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +93,11 @@ class Statistics:
         there = [node for node in self.nodes if node.place == place or not self.concurrent]
         return max(there, key=lambda node: node.busy).name
 
+    @property
+    def stragglers(self) -> Mapping[str, float]:
+        """Actors that take more than twice as long per item as most of their source: how many times that."""
+        return {actor: times for node in self.nodes for actor, times in node.stragglers.items()}
+
     def share(self, node: NodeStatistics) -> float:
         """The fraction of the time that a node was busy, averaged over copies that run side by side."""
         copies = node.copies if self.concurrent else 1
@@ -87,7 +121,8 @@ class Statistics:
         events = [str(event) for event in self.events[-_EVENTS:]]
         if (more := len(self.events) - len(events)) > 0:
             events.insert(0, f"... {more} earlier deaths")
-        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck", *events])
+        slow = [f"{name} takes {times:.1f} times as long as most" for name, times in self.stragglers.items()]
+        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck", *slow, *events])
 
     def _cells(self, node: NodeStatistics) -> tuple[str, ...]:
         return (

@@ -16,6 +16,7 @@ from rollstream.flow.gather import GatherAsync, GatherSync
 from rollstream.flow.node import Node, ancestors
 from rollstream.flow.prefetch import Prefetch
 from rollstream.flow.provenance import Provenance
+from rollstream.flow.references import PutStage, Stored
 from rollstream.flow.runtime import Flow, engine_of, flow_of, require_one_engine
 from rollstream.flow.shard import ShardPlan
 from rollstream.flow.split import Split
@@ -29,6 +30,8 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 U = TypeVar("U")
 U_co = TypeVar("U_co", covariant=True)
+V = TypeVar("V")
+F = TypeVar("F")
 
 
 class WithContext(Protocol[T_contra, U_co]):
@@ -101,6 +104,23 @@ class ParIter(_Stream, Generic[T_co]):
     def combine(self, function: ItemFunction[T_co, Iterable[U]], *, name: str | None = None) -> ParIter[U]:
         """Each item to a list, flattened. One that collects items returns `[]` until it has enough."""
         return self._with(_stage(stages.CombineStage, function, name))
+
+    def put(
+        self,
+        value: Callable[[T_co], V] | None = None,
+        *,
+        metadata: Callable[[T_co], F] | None = None,
+        name: str | None = None,
+    ) -> ParIter[Stored[V, F]]:
+        """Leave every item on its actor, and pass on a reference: the driver moves no data.
+
+        Args:
+            value: What to store of an item; the item itself by default.
+            metadata: Something small about an item that travels beside the reference, so that the driver can
+                report on it without opening it.
+            name: The operator's name.
+        """
+        return self._with(PutStage(name or "put", plan_line(), value, metadata))
 
     def gather_sync(self, *, name: str | None = None) -> Iter[list[T_co]]:
         """Rows of one item per shard. Between two rows no shard runs: a barrier."""
@@ -197,7 +217,7 @@ class Iter(_Stream, Generic[T_co]):
         require_whole("max_staleness", limit, 0)
 
         def fresh(_: T_co, context: Context) -> bool:
-            version = context.provenance.least(note)
+            version = context.least(note)
             return version is None or newest() - version <= limit
 
         return self.filter(fresh, name=name or "max_staleness")
@@ -212,7 +232,8 @@ class Iter(_Stream, Generic[T_co]):
     ) -> Iter[Any]:
         """Run a stage on one or several actors, `in_flight` items at a time, results in input order.
 
-        A method with a second parameter, called `context`, gets the provenance of its item.
+        A method with a second parameter, called `context`, gets the provenance of its item. Items that `put`
+        has stored arrive as their values, also in a list.
         """
         actors = checked_actors(actors, method)
         require_whole("in_flight", in_flight, 1)

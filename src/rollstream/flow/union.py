@@ -67,7 +67,7 @@ class Union(UnionNode):
     def _pull(self) -> Pulled:
         """A stream that has ended is skipped; one that cannot run yet forfeits its turn."""
         flow, forfeited = self.flow, 0
-        while not self._is_over():
+        while True:
             turn, mark = self.turn, flow.progress
             if self.over[turn]:
                 self._next_turn()
@@ -75,6 +75,9 @@ class Union(UnionNode):
             packet = self.upstreams[turn].pull()
             if packet is END:
                 self.over[turn] = True
+                if self._is_over():
+                    self.stop()
+                    return END
             elif packet is not None:
                 self.credit -= 1
                 if self.credit == 0:
@@ -89,8 +92,6 @@ class Union(UnionNode):
                 forfeited += 1
                 if forfeited >= self.over.count(False):  # it is the first one's turn again
                     return None
-        self.stop()
-        return END
 
     def start(self, *, rows: bool = True) -> None:
         """Only the stream whose turn it is."""

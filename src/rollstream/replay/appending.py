@@ -83,11 +83,11 @@ def append_steps(
     for name in zeroed:
         storage.columns[name][part(taken, split, stop)] = 0
     if ends.num_ended:
-        finals, first_rows = part(taken, split, stop - width), rows[ends.positions]
+        finals, first_rows = part(taken, split, stop - width), rows.take(ends.positions)
         storage.previous[first_rows] = first_rows
         storage.step_ids[finals] = ends.final_ids
-        rows[ends.positions] = as_array(finals)
-        before = steps[ends.positions]
+        rows[ends.positions] = new[count : count + ends.num_ended]
+        before = steps.take(ends.positions)
         write_finals(storage, observations, ends.positions, width, before, finals, final_observations)
     return steps, rows
 
@@ -150,7 +150,7 @@ def write_finals(
     storage.previous[final_rows] = before
     if len(final_observations) < len(before):
         for name in observations:
-            storage.columns[name][final_rows] = storage.columns[name].take(before, axis=0)
+            storage.columns[name][final_rows] = storage.columns[name].take(before, 0)
     if final_observations:
         row_at = dict(zip(index.tolist(), as_array(final_rows).tolist(), strict=True))
         for time, stream, observation in final_observations:

@@ -10,17 +10,17 @@ import numpy as np
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def filled(count: int, value: float, dtype: Any = np.float64) -> Array:
+def filled(shape: int | tuple[int, ...], value: float, dtype: Any = np.float64) -> Array:
     """`np.full` in half the time, for small arrays: 0.7 us instead of 1.2 us."""
-    array = np.empty(count, dtype)
+    array = np.empty(shape, dtype)
     array.fill(value)
     return array
 
 
 @lru_cache(maxsize=64)
-def constant(count: int, value: float, dtype: Any = np.float64) -> Array:
+def constant(shape: int | tuple[int, ...], value: float, dtype: Any = np.float64) -> Array:
     """A read-only array of equal numbers, the same one each time."""
-    array = filled(count, value, dtype)
+    array = filled(shape, value, dtype)
     array.flags.writeable = False
     return array
 

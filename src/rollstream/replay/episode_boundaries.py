@@ -57,7 +57,7 @@ def find_ends(
 ) -> Ends:
     """Find where episodes end; as `find_episode_boundaries` without a mask, and faster for few."""
     terminated, truncated = values["terminated"], values["truncated"]
-    step_ids = first_ids + _index(len(terminated))
+    step_ids = first_ids[None] + _index(len(terminated))
     if not (final_observations or np.count_nonzero(terminated) or np.count_nonzero(truncated)):
         return Ends(step_ids, _NONE, _NONE, 0)
     ended = np.logical_or(terminated, truncated)
@@ -67,12 +67,11 @@ def find_ends(
         return Ends(boundaries.step_ids[1:], flat, boundaries.step_ids.ravel()[flat] + 1, len(flat))
     if final_observations:
         _check_finals(ended, final_observations)
-    final_ids = []
+    final_ids, width = [], step_ids.shape[1]
     for number, position in enumerate(flat.tolist(), next_episode):
-        time, stream = divmod(position, step_ids.shape[1])
-        own = step_ids[time:, stream]
-        final_ids.append(own.item(0))
-        own += (number << STEP_BITS) - final_ids[-1]
+        final_ids.append(step_ids.item(position))
+        later = step_ids[position // width :, position % width]
+        later += (number << STEP_BITS) - final_ids[-1]
     return Ends(step_ids, flat, np.array(final_ids), len(final_ids))
 
 

@@ -102,7 +102,7 @@ class Items:
         return np.concatenate([slots, unused])
 
     def write(self, slots: Slots | slice, new: NewItems) -> Array:
-        """Write items into slots, and return their keys."""
+        """Write items into slots that are free, and return their keys."""
         count, bits = len(new.start), self._slot_bits
         if isinstance(slots, slice):
             first, step = (self._next_key << bits) | slots.start, (1 << bits) + 1
@@ -113,12 +113,17 @@ class Items:
         self.keys[slots] = keys
         self.start[slots], self.end[slots] = new.start, new.end
         self.priorities[slots] = new.priorities
-        self._clear_times_sampled(slots)
         return keys
 
+    def replace(self, slots: Slots | slice, new: NewItems) -> Array:
+        """Write items into slots of others, and return their keys."""
+        self._clear_times_sampled(slots)
+        return self.write(slots, new)
+
     def _clear_times_sampled(self, slots: Slots | slice) -> None:
-        self._removed_unique_samples += int(np.count_nonzero(self.times_sampled[slots]))
-        self.times_sampled[slots] = 0
+        if sampled := np.count_nonzero(self.times_sampled[slots]):
+            self._removed_unique_samples += int(sampled)
+            self.times_sampled[slots] = 0
 
     def free(self, slots: Slots) -> None:
         """Give slots back."""

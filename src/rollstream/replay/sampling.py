@@ -40,6 +40,11 @@ class Sample:
         self._lengths = lengths
 
     @property
+    def start(self) -> Array:
+        """The row of each item's first step."""
+        return self._records[0]
+
+    @property
     def priorities(self) -> Array:
         """The priority of each item."""
         return self._records[3].view(np.float64)

@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,13 @@ class ReplayShard:
 
     # Insert and sample -------------------------------------------------------------------------
 
-    def insert(self, chunk: Chunk, request_id: str = "") -> int | Deferred[int]:
-        """Write a chunk as soon as the rate limiter allows it; reply with the number of items completed."""
+    def insert(self, chunk: Chunk, request_id: str = "", env_steps: int | None = None) -> int | Deferred[int]:
+        """Write a chunk as soon as the rate limiter allows it; reply with the number of items completed.
+
+        `env_steps` are those of the training so far, if whoever made the chunk did not know.
+        """
+        if env_steps is not None:
+            chunk = replace(chunk, env_steps=env_steps)
         count = None if self._pending_inserts else self._try_insert(chunk)
         if count is None:
             pending = _PendingInsert(chunk, request_id, Deferred())

@@ -185,8 +185,8 @@ class StepStorage:
         """Number of steps from `start` up to `end`; not positive unless `end` follows in the same episode."""
         return self.step_ids.take(end) - self.step_ids.take(start)
 
-    def window_rows(self, start: Rows, end: Rows, lengths: Array, *, max_length: int, stack: int) -> Rows:
-        """All rows of some windows: their steps, the row after them, and the frames stacked on the first."""
+    def window_rows(self, start: Rows, end: Rows, lengths: Array, *, max_length: int, history: int) -> Rows:
+        """All rows of some windows: their steps, the row after them, and those before the first."""
         parts, row = [end], end
         for steps in range(1, max_length):
             longer = lengths > steps
@@ -196,10 +196,14 @@ class StepStorage:
             parts.append(row[longer])
         parts.append(start)
         row = start
-        for _ in range(stack - 1):
+        for _ in range(history):
             row = self.previous.take(row)
             parts.append(row)
         return np.concatenate(parts)
+
+    def steps_before(self, rows: Rows) -> Array:
+        """Number of stored steps of the episode before each row."""
+        return self.step_ids.take(rows) & STEP_MASK
 
     # State -------------------------------------------------------------------------------------
 

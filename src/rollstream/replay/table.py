@@ -90,8 +90,9 @@ class Table:
         self.fields = dict(fields)
         self.max_size = max_size
         self.max_length = max_length
-        self.stack = max([field.stack for field in fields.values()], default=1)
-        self._one_step = self.stack == 1 and max_length == 1
+        self.history = max([field.history for field in fields.values()], default=0)
+        """Number of rows before an item's first step that samples contain."""
+        self._one_step = self.history == 0 and max_length == 1
         self.sampler = sampler
         self.remover = remover
         self.rate_limiter = rate_limiter
@@ -216,7 +217,7 @@ class Table:
 
     def _replace(self, slots: Slots | slice, new: NewItems) -> Array:
         """Remove and add the same number of items: faster, and what a full table does nearly always."""
-        keys = self._items.write(slots, new)
+        keys = self._items.replace(slots, new)
         self.sampler.replace(slots, new.priorities)
         self.remover.replace(slots, new.priorities)
         self.rate_limiter.inserts += len(keys)
@@ -317,7 +318,7 @@ class Table:
         slots = self._items.slots()
         start, end = self._items.start[slots], self._items.end[slots]
         lengths = self._lengths(start, end)
-        return self.storage.window_rows(start, end, lengths, max_length=self.max_length, stack=self.stack)
+        return self.storage.window_rows(start, end, lengths, max_length=self.max_length, history=self.history)
 
     def max_age(self) -> int:
         """Age of the first row of the oldest item, or somewhat more; see `RowUser`."""

@@ -62,7 +62,7 @@ class Writer:
                 f"the table has no column 'observation', only {', '.join(signature)}; add it to the signature"
             )
         self._not_stored = [name for name in ("terminated", "truncated") if name not in signature]
-        self._history_length = windowing.max_length + table.stack - 1
+        self._history_length = windowing.max_length + table.history
         self._history = np.zeros((self._history_length, 0), np.int64)
         """The newest rows of each stream, the tail last."""
         self._num_held = np.zeros(0, np.int64)
@@ -79,7 +79,7 @@ class Writer:
         self._last_spec = None if only is None else (only.shape, np.dtype(only.dtype))
         self._tails: dict[Any, tuple[Array | slice, Array | slice]] = {}
         """Streams that were last written together, and their tails if these are consecutive rows."""
-        used_next = {field.column for field in table.fields.values() if field.at == "next"}
+        used_next = {field.column for field in table.fields.values() if "next" in field.at}
         self._zeroed = [name for name in self._others if name in used_next]
         """Columns that are sampled from rows whose step is not yet complete."""
         table.storage.users.add(self)
@@ -355,7 +355,7 @@ class Writer:
 
     def _update_history(self, streams: Array | slice, newest: Array, counts: Array) -> None:
         """Hold the rows that future windows need, and no others."""
-        needed = counts - self.windowing.next_start(counts) + self.table.stack
+        needed = counts - self.windowing.next_start(counts) + 1 + self.table.history
         self._num_held[streams] = np.minimum(np.maximum(needed, 1), counts + 1)
         self._history[:, streams] = newest[-self._history_length :]
 

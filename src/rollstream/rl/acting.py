@@ -1,4 +1,4 @@
-"""Where workers act: on the host, with NumPy or JAX on the CPU, or on JAX's default device."""
+"""Where workers act: on the host, with NumPy or JAX on the CPU, on JAX's default device, or not at all."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import RollstreamError
+from rollstream.rl.jit import cpu_device, has_accelerator
 from rollstream.rl.params import Weights
 from rollstream.rl.spaces import is_image, leaves, zeros
 
-Acting: TypeAlias = Literal["auto", "host", "device"]
+Acting: TypeAlias = Literal["auto", "host", "device", "central"]
+"""`central`: an inference actor acts for all workers, on its own default device."""
 DEVICE_FLOPS = 10e6
 """FLOPs of a step of all environments of a worker from which on an accelerator acts faster than a core.
 
-A core computes 5 to 10 GFLOP/s of such networks, so it takes 1 to 2 ms for these. An accelerator is estimated
-to take 0.5 ms for however little: a read, of the actions, was measured at 0.3 ms on one H200; two transfers
-and the call were not."""
+Measured by `bench/acting.py`, with one H200: see "What it costs" in DESIGN.md."""
 
 
 def choose_acting(
     acting: Acting, policy: Any, weights: Weights, num_envs: int, *, own_process: bool
 ) -> Acting:
-    """`host` or `device`: what was asked for, or by default what is faster.
+    """What was asked for, or by default `host` or `device`, whichever is faster.
 
     Args:
         acting: What was asked for.
@@ -35,8 +35,8 @@ def choose_acting(
         num_envs: Number of environments per worker.
         own_process: Whether workers have processes of their own, which use the CPU only.
     """
-    if acting == "host":
-        return "host"
+    if acting in ("host", "central"):
+        return acting
     if acting == "device":
         _require_device(policy, own_process)
         return "device"
@@ -59,9 +59,9 @@ def _require_device(policy: Any, own_process: bool) -> None:
 
 
 def step_flops(policy: Any, weights: Weights, num_envs: int) -> float:
-    """FLOPs of choosing an action for each environment, as XLA counts them before optimization.
+    """FLOPs of choosing an action for each environment, as XLA counts them for a CPU before optimization.
 
-    Where the backend cannot count, they are infinite for images and else two per parameter and environment.
+    Where it cannot count, they are infinite for images and else two per parameter and environment.
     """
     space = getattr(policy, "observation_space", None)
     counted = None if space is None else _counted_flops(policy, weights, space, num_envs)
@@ -76,7 +76,8 @@ def _counted_flops(policy: Any, weights: Weights, space: gymnasium.Space[Any], n
     noise = policy.noise(np.random.default_rng(0), num_envs)
     inputs = weights, zeros(space, num_envs), policy.initial_state(num_envs), noise
     shapes = jax.tree.map(lambda own: jax.ShapeDtypeStruct(jnp.shape(own), jnp.result_type(own)), inputs)
-    lowered = jax.jit(policy.step).lower(*shapes)
+    with jax.default_device(cpu_device()):  # accelerators count other FLOPs, and none of convolutions
+        lowered = jax.jit(policy.step).lower(*shapes)
     try:
         cost = lowered.cost_analysis()
     except RuntimeError:  # also NotImplementedError
@@ -84,13 +85,10 @@ def _counted_flops(policy: Any, weights: Weights, space: gymnasium.Space[Any], n
     return float(cost["flops"]) if isinstance(cost, dict) and "flops" in cost else None
 
 
-def has_accelerator() -> bool:
-    """Whether JAX's default device is something else than a CPU."""
-    return jax.default_backend() != "cpu"
-
-
 def describe_acting(acting: Acting) -> str:
-    """What acts, for people: the host, or the name of the device."""
+    """What acts, for people: the host, the name of the device, or the inference actor."""
+    if acting == "central":
+        return "an inference actor"
     if acting != "device":
         return "the host"
     device = jax.devices()[0]

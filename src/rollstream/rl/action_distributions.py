@@ -22,8 +22,10 @@ Array = Any
 LOG_2PI = float(np.log(2 * np.pi))
 MASKED_LOGIT = -1e9
 """The logit of an action that is not legal."""
-LOG_STD_RANGE = (-20.0, 2.0)
-"""`TanhNormal` clips the log standard deviation to it."""
+LOG_STD_RANGE = (np.array(-20.0, np.float32), np.array(2.0, np.float32))
+"""`TanhNormal` clips the log standard deviation to it. NumPy takes 250 ns to make an array of a number."""
+
+_UNIT_RANGE = (np.array(-1.0, np.float32), np.array(1.0, np.float32))
 
 
 class ActionDistribution(ABC):
@@ -244,11 +246,14 @@ class BoundedDistribution(ActionDistribution):
         self.size = self.uniform_size = int(np.prod(space.shape))
         self._center = center
         self._half_range = full_range / 2
+        # As a row: NumPy takes five times as long to add or multiply small arrays of different shapes.
+        self._row = center[None], self._half_range[None]
         self._divisor = np.where(self._half_range > 0, self._half_range, np.float32(1))
 
     def from_unit_range(self, flat: Array) -> Array:
         """From [-1, 1] to actions of the space."""
-        return (self._center + self._half_range * flat).reshape(*flat.shape[:-1], *self.shape)
+        center, half_range = self._row
+        return (center + half_range * flat).reshape(*flat.shape[:-1], *self.shape)
 
     def to_unit_range(self, action: Array) -> Array:
         """From actions of the space to [-1, 1]."""
@@ -296,10 +301,11 @@ class NoisyDeterministic(BoundedDistribution):
         super().__init__(space)
         self.output_size = self.size
         self.noise_std = noise_std
+        self._noise_std = np.array(noise_std, np.float32)
 
     def sample(self, outputs: Array, noise: Array, xp: Any = jnp) -> Array:
         """The action plus noise, clipped to the bounds."""
-        return self.from_unit_range(_clip(xp.tanh(outputs) + self.noise_std * noise, -1.0, 1.0, xp))
+        return self.from_unit_range(_clip(xp.tanh(outputs) + self._noise_std * noise, *_UNIT_RANGE, xp))
 
     def mode(self, outputs: Array) -> Array:
         """The action without noise."""
@@ -320,7 +326,7 @@ def distribution_for(space: gymnasium.Space[Any], algorithm: str = "this policy"
     return DiagGaussian(space)
 
 
-def _clip(values: Array, low: float, high: float, xp: Any) -> Array:
+def _clip(values: Array, low: Array, high: Array, xp: Any) -> Array:
     """`clip`, which NumPy takes 5 us for however few the values are."""
     return xp.minimum(xp.maximum(values, low), high)
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import gymnasium
 
 from rollstream.engine import Engine, RollstreamError
 from rollstream.flow import Iter
+from rollstream.limits import OptionalNonNegativeFloat, OptionalPositiveInt
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.acting import Acting
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.learner import Learner
+from rollstream.rl.learner_actor import LearnerActor, RemoteLearner
 from rollstream.rl.operators import Report
 from rollstream.rl.worker import PolicyMaker, WorkerSpec
 from rollstream.rl.worker_set import WorkerSet
+
+INFERENCE = ("inference_batch", "inference_deadline")
+"""What a task says of the inference actor."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,12 @@ class Task:
     """Creates the policy, instead of the algorithm."""
     acting: Acting = "auto"
     """Where workers in the driver's process act: on the `host` or on JAX's default `device`. `auto` is an
-    accelerator if there is one and the network is large, else the host."""
+    accelerator if there is one and the network is large, else the host. With `central`, an inference actor
+    acts for all workers, wherever they are."""
+    inference_batch: OptionalPositiveInt = None
+    """Number of workers whose actions the inference actor chooses together; by default half of them."""
+    inference_deadline: OptionalNonNegativeFloat = None
+    """Milliseconds after which it does not wait for more of them; by default 2."""
 
     def envs_per_worker(self, num_envs: int) -> int:
         """How many of the environments each worker has."""
@@ -100,6 +111,19 @@ def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
         raise RollstreamError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
+def _with_acting(spec: WorkerSpec, task: Task) -> WorkerSpec:
+    """The spec with what the task says of acting."""
+    if task.acting != "auto":
+        spec = replace(spec, acting=task.acting)
+    given = {name: value for name in INFERENCE if (value := getattr(task, name)) is not None}
+    if given and task.acting != "central":
+        raise RollstreamError(
+            f"{' and '.join(given)} configure an inference actor, and acting is {task.acting}: set "
+            f"acting='central', or leave {'them' if len(given) > 1 else 'it'} out"
+        )
+    return replace(spec, **given)
+
+
 def _require_members(kind: str, value: Any, names: tuple[str, ...]) -> None:
     if missing := [name for name in names if not hasattr(value, name)]:
         raise RollstreamError(
@@ -121,6 +145,8 @@ class Algorithm(Generic[C]):
     """Returns the dataflow that trains. Building it starts nothing; see `build`."""
     replay: Callable[[WorkerSet, C], ReplayShards] | None = None
     """Spawns the replay shards, for plans with replay on actors: `workers.replay`."""
+    learner_on_actor: bool = False
+    """The learner is an actor of the engine, `workers.learner_actor`, and a stage of the plan."""
 
     def build(self, workers: WorkerSet, config: C) -> Iter[Report]:
         """Build the plan; raise if it is not a stream."""
@@ -140,11 +166,37 @@ class Algorithm(Generic[C]):
         spaces = task.spaces()
         policy = _call("policy", spec.policy, *spaces) if task.policy else spec.policy(*spaces)
         _require_members("policy", policy, ("init", "initial_state", "noise", "step", "jit"))
-        learner = _call(f"learner of {self.name}", self.learner, config, task, policy)
-        _require_members("learner", learner, ("train", "get_weights", "version", "state_dict"))
-        if task.acting != "auto":
-            spec = replace(spec, acting=task.acting)
+        learner = self._make_learner(engine, config, task, policy, spec, spaces)
+        spec = _with_acting(spec, task)
         workers = WorkerSet(engine, spec, learner, max(1, task.workers), **spawn_options)
         if self.replay is not None:
             workers.replay = self.replay(workers, config)
         return workers
+
+    def _make_learner(
+        self, engine: Engine, config: C, task: Task, policy: Any, spec: WorkerSpec, spaces: Any
+    ) -> Learner | RemoteLearner:
+        if self.learner_on_actor:
+            make = partial(_learner_of, self.name, self.learner, config, task, spec.policy, spaces)
+            resources = engine.transport.accelerator(2 if task.acting == "central" else 1)
+            [actor] = engine.spawn(LearnerActor, (make, engine.remote), name="learner", resources=resources)
+            return RemoteLearner(actor, policy, task.steps)
+        return _checked_learner(self.name, self.learner, config, task, policy)
+
+
+def _learner_of(
+    name: str,
+    make: Callable[..., Learner],
+    config: AlgorithmConfig,
+    task: Task,
+    policy: PolicyMaker,
+    spaces: Any,
+) -> Learner:
+    """The learner, with a policy of its own: where it trains, in another process perhaps."""
+    return _checked_learner(name, make, config, task, policy(*spaces))
+
+
+def _checked_learner(name: str, make: Callable[..., Learner], *args: Any) -> Learner:
+    learner = _call(f"learner of {name}", make, *args)
+    _require_members("learner", learner, ("train", "get_weights", "version", "state_dict"))
+    return learner

@@ -14,6 +14,9 @@ from jax.tree_util import DictKey
 from rollstream.engine import RollstreamError
 from rollstream.state_codec import serializable
 
+FIRST_STATE = "first_state"
+"""Column of a recurrent policy's states before the first step: one row, `[1, B, ...]`."""
+
 
 class BatchError(RollstreamError):
     """Columns or batches whose names or shapes do not match."""
@@ -41,6 +44,10 @@ class Batch(Columns):
     every environment. Provenance (the worker, the version of its weights) travels beside the batch through a
     flow.
 
+    Batches of a recurrent policy are sequences, and have three more columns: `first_state`, its state before
+    the first step, with one row; `episode_start`, where the state is reset before a step; and, with vector
+    environments that reset in extra steps, `mask`, which is False there.
+
     >>> batch = Batch(reward=np.ones((4, 2)), observation={"position": np.zeros((4, 2, 3))})
     >>> batch.shape, batch.steps
     ((4, 2), 8)
@@ -51,7 +58,7 @@ class Batch(Columns):
     @property
     def shape(self) -> tuple[int, int]:
         """`(T, B)`: steps and environments."""
-        leaves = jax.tree.leaves(dict(self))
+        leaves = jax.tree.leaves(self.per_step())
         if not leaves:
             raise BatchError("a batch without columns has no shape")
         shape = np.shape(leaves[0])
@@ -71,20 +78,30 @@ class Batch(Columns):
         """The batch itself; raise `BatchError` unless all columns start with the same `[T, B]`."""
         shapes = {
             jax.tree_util.keystr(path): np.shape(leaf)[:2]
-            for path, leaf in jax.tree.leaves_with_path(dict(self))
+            for path, leaf in jax.tree.leaves_with_path(self.per_step())
         }
         if len(set(shapes.values())) != 1 or any(len(shape) != 2 for shape in shapes.values()):
             listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise BatchError(f"all columns of a batch start with the same [T, B]; these do not: {listed}")
+        for leaf in jax.tree.leaves(self.get(FIRST_STATE)):
+            if np.shape(leaf)[:2] != (1, self.shape[1]):
+                raise BatchError(
+                    f"{FIRST_STATE} starts with [1, B], and B is {self.shape[1]} here; it has "
+                    f"{list(np.shape(leaf))}"
+                )
         return self
+
+    def per_step(self) -> Batch:
+        """The columns with a row for each step."""
+        return Batch({name: column for name, column in self.items() if name != FIRST_STATE})
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
         """Apply a function to every array."""
         return Batch(jax.tree.map(function, dict(self)))
 
     def flattened(self) -> Columns:
-        """Columns `[T * B, ...]`; views where possible."""
-        return Columns(jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), dict(self)))
+        """Columns `[T * B, ...]`, of steps without their order; views where possible."""
+        return Columns(jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), self.per_step()))
 
     def select(self, names: Sequence[str]) -> Batch:
         """A batch of some of the columns."""
@@ -114,11 +131,11 @@ class Batch(Columns):
                 raise BatchError(
                     f"batches of {first.shape[0]} and {other.shape[0]} steps cannot be concatenated"
                 )
-        return Batch(jax.tree.map(_joined, *(dict(batch) for batch in batches)))
+        return Batch(jax.tree.map(side_by_side, *(dict(batch) for batch in batches)))
 
 
-def _joined(*parts: Any) -> Any:
-    """Parts of a column; those of JAX are joined where they are."""
+def side_by_side(*parts: Any) -> Any:
+    """Parts `[T, B, ...]` of a column, joined along the environment axis; those of JAX where they are."""
     xp = jnp if any(isinstance(part, jax.Array) for part in parts) else np
     return xp.concatenate(parts, axis=1)
 

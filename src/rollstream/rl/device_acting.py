@@ -18,7 +18,7 @@ from jax import lax
 
 from rollstream.rl.frame_history import NewestFrames
 from rollstream.rl.frame_stack import FrameStack
-from rollstream.rl.jit import jit
+from rollstream.rl.jit import host_memory, jit
 from rollstream.rl.params import Weights
 from rollstream.rl.policy import State
 from rollstream.rl.spaces import Observation
@@ -58,7 +58,7 @@ class DeviceActing:
         """The space of the frames or observations that the host is to keep; `None` if it keeps none."""
         push = partial(push_frames, axis=self._frames.axis) if self._frames is not None else _without_stacking
         self._step = partial(_step, step, push)
-        self._program = jit(self._step, donate=(4,))
+        self._program = jit(self._step, donate=(4,), out_shardings=(host_memory(), None, None, None))
         self._push = jit(push)
         self._none_started = None if self._frames is None else jnp.zeros(vector.count, bool)
         self._new_recording: dict[int, Any] = {}
@@ -70,13 +70,6 @@ class DeviceActing:
         """Stacks without the newest frames, which the next step adds."""
         self._newest: tuple[Observation, Observation] | None = None
         """The newest frames on the host and on the device, between two rollouts."""
-
-    def put_weights(self, weights: Weights) -> Weights:
-        """The weights on the device; the learner's are there."""
-        return {
-            name: value if isinstance(value, jax.Array) else jax.device_put(value)
-            for name, value in weights.items()
-        }
 
     # Rollouts ----------------------------------------------------------------------------------
 
@@ -97,7 +90,6 @@ class DeviceActing:
         action, state, self._stack, self._recording = self._program(
             self._weights, self._noise, self._stack, (frames, started, state), self._recording
         )
-        action.copy_to_host_async()
         return action, state
 
     def finish(self, observation: Observation) -> tuple[dict[str, Any], Observation]:

@@ -24,8 +24,7 @@ def updates_on_draws(
     turns: Sequence[Update],
     count: int,
     layout: RingLayout,
-    weights: Weights,
-    state: Any,
+    trained: tuple[Weights, Any],
     finite: Array,
     priorities: Priorities | None,
     storage: Storage,
@@ -34,7 +33,7 @@ def updates_on_draws(
     schedules: Mapping[str, Array],
     *,
     guards: bool,
-) -> tuple[Weights, Any, Array, Priorities | None, PackedMetrics]:
+) -> tuple[tuple[Weights, Any], Array, Priorities | None, PackedMetrics]:
     """Updates, each on transitions that an equal part of the draws chooses; see `updates_on_batch`.
 
     New priorities count from the next update on.
@@ -43,8 +42,7 @@ def updates_on_draws(
         turns: The updates that take turns.
         count: Number of updates.
         layout: The layout of the ring.
-        weights: The weights before.
-        state: The learner's state before.
+        trained: The weights, and the learner's state, before.
         finite: 1 while no metric has been NaN or infinite, else 0.
         priorities: Priorities before; `None` for uniform sampling.
         storage: The arrays of the ring.
@@ -54,7 +52,7 @@ def updates_on_draws(
         guards: Keep weights that an update would make NaN.
 
     Returns:
-        Weights, state, whether all metrics are finite, priorities, and the metrics.
+        What was trained, whether all metrics are finite, priorities, and the metrics.
     """
 
     def one(update: Update, carry: Any, inputs: tuple[Array, Any]) -> tuple[Any, PackedMetrics]:
@@ -68,6 +66,6 @@ def updates_on_draws(
         return (trained, priorities), replace(packed, arrays={})
 
     inputs = (draws if count == 1 else split(draws, count)), random_inputs
-    carry = ((weights, state), finite), priorities
+    carry = (trained, finite), priorities
     ((trained, finite), priorities), packed = run_updates(one, turns, count, carry, inputs)
-    return *trained, finite, priorities, packed
+    return trained, finite, priorities, packed

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.rl.batch import Batch
+from rollstream.replay.arrays import constant
 
 Array = np.ndarray[Any, Any]
 EPISODE_COLUMNS: tuple[str, ...] = ("episode_return", "episode_length", "episode_success")
+_MAX_STEPS = 64
+"""Steps whose rewards are kept before they are added up: adding those of one step takes 4 us."""
 
 
 class EpisodeStatistics:
@@ -23,14 +25,17 @@ class EpisodeStatistics:
 
     def __init__(self, num_envs: int, gamma: float | None = None):
         self._gamma = gamma
-        self._sums = np.zeros((2, num_envs))  # returns and lengths
-        self._none: dict[str, Array] = {}
+        self._sums = np.zeros((2, num_envs))
+        self._returns, self._lengths = self._sums
+        self._rewards: list[Array] = []
+        """Of the steps, all of which count, that are not in the sums yet; their number is `_steps`."""
+        self._steps = 0
         self._discounted = np.zeros(num_envs, np.float32)
 
-    @property
     def lengths(self) -> Array:
         """Steps of the current episodes so far."""
-        return self._sums[1]
+        self._add_up()
+        return self._lengths
 
     def columns(
         self,
@@ -59,35 +64,44 @@ class EpisodeStatistics:
             self._end_episodes(reward, done, mask, episodes)
             columns: dict[str, Array] = dict(zip(EPISODE_COLUMNS, episodes, strict=True))
         else:
-            self._sums[0] += reward.sum(axis=0, dtype=float)
-            self._sums[1] += len(reward) if mask is None else mask.sum(axis=0)
-            columns = self._no_episodes(reward.shape)
+            self._continue_episodes(reward, mask)
+            columns = dict.fromkeys(EPISODE_COLUMNS, constant(reward.shape, np.nan, np.float32))
         if self._gamma is not None:
             rewards = reward if clipped_reward is None else clipped_reward
             columns["discounted_return"] = self._discounted_returns(self._gamma, rewards, done)
         return columns
 
-    def _no_episodes(self, shape: tuple[int, ...]) -> dict[str, Array]:
-        """Columns of a rollout in which no episode ended: read-only, and always the same."""
-        if not self._none or self._none["episode_return"].shape != shape:
-            nothing = np.full(shape, np.nan, np.float32)
-            nothing.flags.writeable = False
-            self._none = dict.fromkeys(EPISODE_COLUMNS, nothing)
-        return dict(self._none)
+    def _continue_episodes(self, reward: Array, mask: Array | None) -> None:
+        self._rewards.append(reward.copy())  # whoever postprocesses the rollout may change it
+        self._steps += len(reward)
+        if mask is not None:
+            self._add_up()
+            self._lengths -= np.count_nonzero(~mask, axis=0)
+        elif self._steps >= _MAX_STEPS:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Add the rewards that are kept to the sums: one after the other, so the order is always the same."""
+        if self._rewards:
+            increments = np.concatenate([self._returns[None], *self._rewards])
+            self._returns[:] = np.add.accumulate(increments)[-1]
+            self._lengths += self._steps
+            self._rewards, self._steps = [], 0
 
     def _end_episodes(self, reward: Array, done: Array, mask: Array | None, episodes: Array) -> None:
+        self._add_up()
         increments = np.empty((2, *reward.shape))
         increments[0] = reward
         increments[1] = 1.0 if mask is None else mask
+        increments[:, 0] += self._sums
         sums = increments.cumsum(axis=1)
-        sums += self._sums[:, None]
         for index in np.flatnonzero(done.any(axis=0)):
             rows = done[:, index].nonzero()[0]
             ends = sums[:, rows, index]
             episodes[:2, rows, index] = ends
             episodes[:2, rows[1:], index] = ends[:, 1:] - ends[:, :-1]
             sums[:, -1, index] -= ends[:, -1]
-        self._sums = sums[:, -1].copy()
+        self._sums[:] = sums[:, -1]
 
     def _discounted_returns(self, gamma: float, reward: Array, done: Array | None) -> Array:
         column = np.empty(reward.shape, np.float32)
@@ -99,17 +113,25 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Sums of the current episodes."""
+        self._add_up()
         return {"sums": self._sums, "discounted": self._discounted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums."""
-        self._sums = np.array(state["sums"])
+        self._sums[:] = state["sums"]
+        self._rewards, self._steps = [], 0
         self._discounted = np.array(state["discounted"])
 
 
-def ended_episodes(batch: Batch) -> Array:
-    """Return, length and success (NaN if not reported) of the episodes that ended in a batch, `[N, 3]`."""
+def ended_episodes(batch: Any) -> Array:
+    """Return, length and success (NaN if not reported) of the episodes that ended, `[N, 3]`.
+
+    The batch may be a rollout.
+    """
+    batch = getattr(batch, "columns", batch)
     returns = batch["episode_return"]
+    if returns is batch["episode_length"]:  # `EpisodeStatistics` has one array for all if there are none
+        return _NO_EPISODES
     done = returns == returns
     if not np.count_nonzero(done):
         return _NO_EPISODES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollstream.rl.batch import Batch
+from rollstream.rl.batch import FIRST_STATE, Batch
 from rollstream.rl.jit import jit
 from rollstream.rl.normalize import normalize_rewards
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.policy import ActorCriticPolicy, evaluate_batch
 from rollstream.rl.rollout import Postprocess, Rollout
 from rollstream.rl.spaces import put, zeros
 
@@ -74,7 +75,12 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
         columns = rollout.columns
         inputs = {name: columns[name] for name in _INPUTS if name in columns}
         final_value = final_values(policy.observation_space, value, weights, rollout)
-        estimates = estimate(weights, inputs, rollout.last_observation, final_value)
+        if rollout.last_value is None:
+            last_state = () if rollout.last_state is None else (rollout.last_state,)
+            last = {"inputs": (rollout.last_observation, *last_state)}
+        else:
+            last = {"value": rollout.last_value}
+        estimates = estimate(weights, inputs, last, final_value)
         on_device = isinstance(jax.tree.leaves(columns["observation"])[0], jax.Array)
         return Batch(columns | (estimates if on_device else jax.tree.map(np.asarray, estimates)))
 
@@ -82,6 +88,7 @@ def add_gae(policy: ActorCriticPolicy, *, gamma: float, gae_lambda: float) -> Po
 
 
 _INPUTS = ("observation", "action", "reward", "terminated", "truncated", "log_prob", "value")
+_INPUTS += (FIRST_STATE, "episode_start")
 
 
 def _estimate(
@@ -90,31 +97,52 @@ def _estimate(
     gae_lambda: float,
     weights: Weights,
     columns: dict[str, Any],
-    last_observation: Any,
+    last: dict[str, Any],
     final_value: Array,
 ) -> dict[str, Array]:
     if "value" in columns:  # the policy has evaluated its steps
         log_prob, value = columns["log_prob"], columns["value"]
     else:
-        log_prob, _, value = policy.evaluate_actions(weights, columns["observation"], columns["action"])
+        log_prob, _, value = evaluate_batch(policy, weights, columns)
     reward, terminated = columns["reward"], columns["terminated"]
     if policy.normalize_rewards:
         reward = normalize_rewards(reward, weights)
-    next_value = bootstrap_values(value, policy.value(weights, last_observation), final_value, terminated)
+    last_value = last["value"] if "value" in last else policy.value(weights, *last["inputs"])
+    next_value = bootstrap_values(value, last_value, final_value, terminated)
     done = terminated | columns["truncated"]
     advantage = compute_gae(reward, value, next_value, done, gamma=gamma, gae_lambda=gae_lambda)
     return {"log_prob": log_prob, "value": value, "advantage": advantage, "value_target": advantage + value}
 
 
 def final_values(space: gymnasium.Space[Any], value: Any, weights: Weights, rollout: Rollout) -> Array:
-    """Values of final observations, B at a time so that one compilation does; NaN elsewhere."""
-    length, width = rollout.columns.shape
-    final_value = np.full((length, width), np.nan, np.float32)
+    """Values of final observations, NaN elsewhere."""
+    if rollout.final_value is not None:
+        return rollout.final_value
+    final_value = np.full(rollout.columns.shape, np.nan, np.float32)
+    for rows, observations, *states in final_inputs(space, rollout):
+        final_value[rows] = np.asarray(value(weights, observations, *states))[: len(rows[0])]
+    return final_value
+
+
+def final_inputs(space: gymnasium.Space[Any], rollout: Rollout) -> Iterator[tuple[Any, ...]]:
+    """Final observations, B at a time so that one compilation does: indices, observations, and states if any.
+
+    Of the last B, those without an index are zeros.
+    """
+    width = rollout.columns.shape[1]
     for start in range(0, len(rollout.final_observations), width):
         chunk = rollout.final_observations[start : start + width]
         observations = zeros(space, width)
         for row, (_, _, observation) in enumerate(chunk):
             put(observations, row, observation)
-        for (t, i, _), own in zip(chunk, np.asarray(value(weights, observations)), strict=False):
-            final_value[t, i] = own
-    return final_value
+        states = [] if rollout.last_state is None else [_final_states(rollout, start)]
+        rows = np.array([own[0] for own in chunk]), np.array([own[1] for own in chunk])
+        yield rows, observations, *states
+
+
+def _final_states(rollout: Rollout, start: int) -> Any:
+    """B final states from one on, `[B, ...]`; zeros after the last."""
+    states = jax.tree.map(lambda own: np.zeros(own.shape, own.dtype), rollout.last_state)
+    for row, state in enumerate(rollout.final_states[start : start + rollout.columns.shape[1]]):
+        put(states, row, state)
+    return states

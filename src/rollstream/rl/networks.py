@@ -234,16 +234,17 @@ def actor_critic(
     encoder, hidden = Encoder(space, random), hidden_sizes(space, hidden, (64, 64))
     actor, critic = (MLP(encoder.size, hidden, activation, random) for _ in range(2))
     last = hidden[-1] if hidden else encoder.size
+    return ActorCritic(encoder, actor, critic, *actor_critic_heads(last, distribution, log_std, random))
+
+
+def actor_critic_heads(
+    size: int, distribution: ActionDistribution, log_std: float, random: Generator
+) -> tuple[Dense, Dense, Array | None]:
+    """The last layers of actor and critic, and the log standard deviations of a normal distribution."""
     gaussian = isinstance(distribution, DiagGaussian)
     outputs = distribution.output_size // 2 if gaussian else distribution.output_size
-    return ActorCritic(
-        encoder,
-        actor,
-        critic,
-        dense(last, outputs, 0.01, random),
-        dense(last, 1, 1.0, random),
-        np.full(outputs, log_std, np.float32) if gaussian else None,
-    )
+    stds = np.full(outputs, log_std, np.float32) if gaussian else None
+    return dense(size, outputs, 0.01, random), dense(size, 1, 1.0, random), stds
 
 
 class QNetwork(eqx.Module):

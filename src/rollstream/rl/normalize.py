@@ -53,13 +53,14 @@ class Moments(NamedTuple):
         return jnp.where(self.count > 1, jnp.sqrt(variance + _EPSILON), 1.0)
 
 
-def compute_moments(values: Array) -> Moments:
-    """Moments of values `[N, ...]`."""
-    count = jnp.float32(values.shape[0])
+def compute_moments(values: Array, mask: Array | None = None) -> Moments:
+    """Moments of values `[N, ...]`; of those where `mask` is True, if there is one."""
+    count = jnp.float32(values.shape[0]) if mask is None else jnp.sum(mask, dtype=jnp.float32)
+    where = None if mask is None else mask.reshape(-1, *(1 for _ in values.shape[1:]))
     shifted = values - values[:1]  # a sum of large values loses the digits that tell them apart
-    mean = jnp.sum(shifted, axis=0) / jnp.maximum(count, 1)
+    mean = jnp.sum(shifted, axis=0, where=where) / jnp.maximum(count, 1)
     first = jnp.sum(values[:1], axis=0)  # 0 if there is none
-    return Moments(count, first + mean, jnp.sum((shifted - mean) ** 2, axis=0))
+    return Moments(count, first + mean, jnp.sum((shifted - mean) ** 2, axis=0, where=where))
 
 
 def combine_moments(first: Moments, second: Moments) -> Moments:
@@ -75,19 +76,31 @@ def combine_moments(first: Moments, second: Moments) -> Moments:
 
 
 def batch_statistics(space: Space[Any], batch: Any, *, normalize_observations: bool) -> dict[str, Any]:
-    """Moments of a batch: of observations, and of `discounted_return` if it is a column."""
+    """Moments of a batch: of observations, and of `discounted_return` if it is a column.
+
+    Steps that only reset an environment do not count, if they are in the batch, with their `mask`.
+    """
     statistics: dict[str, Any] = {}
+    mask = batch["mask"].reshape(-1) if "mask" in batch else None
     if normalize_observations:
         values = flatten_boxes(space, batch["observation"])
-        statistics |= compute_moments(values.reshape(-1, values.shape[-1])).as_weights("observation")
+        statistics |= compute_moments(values.reshape(-1, values.shape[-1]), mask).as_weights("observation")
     if "discounted_return" in batch:
-        statistics |= compute_moments(batch["discounted_return"].reshape(-1)).as_weights("return")
+        statistics |= compute_moments(batch["discounted_return"].reshape(-1), mask).as_weights("return")
     return statistics
 
 
 def lacks_statistics(weights: dict[str, Any]) -> bool:
     """Whether weights have running statistics of observations or returns that are still empty."""
-    return any(f"{name}.count" in weights and not weights[f"{name}.count"] for name in _NAMES)
+    if _COUNTS.isdisjoint(weights):
+        return False
+    return any(not weights[count] for count in _COUNTS if count in weights)
+
+
+def statistics_of(weights: dict[str, Any]) -> dict[str, Any]:
+    """The running statistics among weights, as NumPy arrays."""
+    prefixes = tuple(f"{name}." for name in _NAMES)
+    return {name: np.asarray(value) for name, value in weights.items() if name.startswith(prefixes)}
 
 
 def first_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +122,7 @@ def combined_statistics(weights: dict[str, Any], statistics: dict[str, Any]) -> 
 
 
 _NAMES = ("observation", "return")
+_COUNTS = frozenset(f"{name}.count" for name in _NAMES)
 
 
 def normalize_rewards(reward: Array, weights: dict[str, Any]) -> Array:

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium import spaces
 
 from rollstream.engine import RollstreamError
 from rollstream.replay import ArraySpec, infer_signature
 from rollstream.replay.buffer import ReplayBuffer, transition_buffer
+from rollstream.replay.sequence_buffer import sequence_buffer
 from rollstream.rl.algorithm import AlgorithmConfig
 from rollstream.rl.device_replay import DeviceReplay
 from rollstream.rl.frame_stack import newest_frame
@@ -39,13 +41,23 @@ class OffPolicyConfig(AlgorithmConfig, Protocol):
                 f"training would never start; set buffer_size to {self.learning_starts} or more"
             )
 
+    @property
+    def steps_per_item(self) -> int:
+        """Steps until an item of replay is complete: those of its n-step return."""
+        return self.n_step
+
+    @property
+    def steps_between_items(self) -> int:
+        """Steps from the start of one item to the start of the next."""
+        return 1
+
     def steps_per_rollout(self) -> int:
         """Steps per environment in a rollout."""
         return self.rollout_length
 
     def steps_before_learning(self, workers: int) -> int:
         """Environment steps before the first update: n-step transitions take n - 1 further steps."""
-        steps = self.learning_starts + self.num_envs * (self.n_step - 1)
+        steps = self.learning_starts + self.num_envs * (self.steps_per_item - 1)
         per_round = self.steps_per_round(workers)
         return math.ceil(steps / per_round) * per_round
 
@@ -85,12 +97,11 @@ def updates_per_call(workers: WorkerSet, config: AlternatingConfig) -> int:
     They divide the updates evenly, so that one program is enough; each that takes turns comes as often. With
     replay on the device no rows are drawn.
     """
-    policy: Any = workers.learner.policy
     frame_stack = workers.spec.environment.frame_stack
-    signature = transition_signature(policy.observation_space, policy.action_space, frame_stack)
+    signature = _stored_signature(workers)
     row = 2 * sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in signature.values())
     row *= frame_stack if config.replay == "host" else 0
-    updates, turns = config.updates_per_rollout(), len(workers.learner.cycle)
+    updates, turns = config.updates_per_rollout(), len(workers.local_learner.cycle)
     fitting = [n for n in range(turns, updates + 1, turns) if n * config.batch_size * row <= MAX_DRAW]
     return max((n for n in fitting if updates % n == 0), default=1)
 
@@ -116,13 +127,10 @@ def replay_buffers(
         priority_exponent: alpha of prioritized replay; 0 for uniform sampling.
         shards: Number of shards.
     """
-    policy: Any = workers.learner.policy
-    frame_stack, space = workers.spec.environment.frame_stack, policy.observation_space
     return partial(
         transition_buffer,
-        transition_signature(space, policy.action_space, frame_stack),
-        frame_stack=frame_stack,
-        frame_axis=channel_axis(space.shape) if frame_stack > 1 else -1,
+        _stored_signature(workers),
+        **_stored_frames(workers),
         max_size=math.ceil(buffer_size / shards),
         min_size=min_size,
         batch_size=batch_size,
@@ -130,6 +138,48 @@ def replay_buffers(
         priority_exponent=priority_exponent,
         seed=workers.spec.seed,
     )
+
+
+def sequence_buffers(
+    workers: WorkerSet,
+    *,
+    buffer_size: int,
+    shards: int = 1,
+    **options: Any,
+) -> partial[ReplayBuffer]:
+    """As `replay_buffers`, of sequences with states of a recurrent policy.
+
+    Args:
+        workers: The workers whose steps are stored.
+        buffer_size: Number of steps to keep in all shards together.
+        shards: Number of shards.
+        options: Further arguments of `sequence_buffer`.
+    """
+    policy: Any = workers.learner.policy
+    state = tuple(np.asarray(own)[None] for own in jax.tree.leaves(policy.initial_state(1)))
+    return partial(
+        sequence_buffer,
+        _stored_signature(workers) | infer_signature({"state": state}),
+        **_stored_frames(workers),
+        num_steps=math.ceil(buffer_size / shards),
+        seed=workers.spec.seed,
+        **options,
+    )
+
+
+def _stored_signature(workers: WorkerSet) -> dict[str, ArraySpec]:
+    """Columns that replay stores of a step of these workers."""
+    policy: Any = workers.learner.policy
+    frame_stack = workers.spec.environment.frame_stack
+    return transition_signature(policy.observation_space, policy.action_space, frame_stack)
+
+
+def _stored_frames(workers: WorkerSet) -> dict[str, int]:
+    """How frames of these workers are stacked."""
+    policy: Any = workers.learner.policy
+    frame_stack = workers.spec.environment.frame_stack
+    axis = channel_axis(policy.observation_space.shape) if frame_stack > 1 else -1
+    return {"frame_stack": frame_stack, "frame_axis": axis}
 
 
 def replay_buffer(

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rollstream import flow
-from rollstream.flow import Context, ParIter
+from rollstream.flow import Context, Iter, ParIter
 from rollstream.replay.buffer import ReplayBatch
-from rollstream.rl.batch import Batch, Columns
+from rollstream.rl.batch import Batch
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.params import Weights
-from rollstream.rl.reporting import TRAIN, Report, ReportMetrics, is_heartbeat
+from rollstream.rl.report import EPISODES, TRAIN, WEIGHTS, Report
+from rollstream.rl.reporting import ReportMetrics, is_heartbeat
+from rollstream.rl.training_step import staleness, train_on
 from rollstream.rl.worker_set import WorkerSet
+
+T = TypeVar("T")
 
 __all__ = [
     "ApplyGradients",
     "ComputeGradients",
     "ConcatBatches",
     "ParallelRollouts",
+    "ReceiveWeights",
     "Report",
     "ReportMetrics",
     "SelectExperiences",
@@ -29,12 +34,14 @@ __all__ = [
     "TrainOneStep",
     "UpdateWeights",
     "is_heartbeat",
+    "without_stale",
 ]
 
 
 def ParallelRollouts(workers: WorkerSet) -> ParIter[Any]:  # noqa: N802
     """Rollouts, one shard per worker: batches, or what the workers' postprocessing makes of them."""
-    return flow.from_actors(workers.actors, "sample", name="ParallelRollouts")
+    others = [] if workers.inference is None else [workers.inference]
+    return flow.from_actors(workers.actors, "sample", name="ParallelRollouts", talks_to=others)
 
 
 class ConcatBatches:
@@ -93,18 +100,17 @@ class _Training:
     def __init__(self, workers: WorkerSet):
         self.workers = workers
 
+    def receivers(self) -> list[Any]:
+        """Whoever acts gets messages."""
+        return self.workers.weights_receivers
+
     def state_dict(self) -> dict[str, Any]:
         """The learner's state."""
-        return self.workers.learner.state_dict()
+        return self.workers.local_learner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the learner, and send its weights to the workers."""
         self.workers.load(state)
-
-    def _staleness(self, context: Context) -> Report:
-        """How many versions old the weights were that the item was sampled with, if known."""
-        version = context.provenance.least("version")
-        return {} if version is None else {"weights/staleness": self.workers.learner.version - version}
 
 
 class TrainOneStep(_Training):
@@ -123,22 +129,9 @@ class TrainOneStep(_Training):
 
     def __call__(self, batch: Batch | ReplayBatch | DeviceDraw, context: Context) -> Report:
         """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
-        learner, report = self.workers.learner, self._staleness(context)
-        if isinstance(batch, DeviceDraw):
-            learner.steps = max(learner.steps, batch.env_steps)
-            metrics = learner.train_on_draw(batch, updates=self._updates)
-        elif isinstance(batch, ReplayBatch):
-            learner.steps = max(learner.steps, batch.env_steps)  # epsilon and beta count the newest rollout
-            metrics = learner.train(Columns(batch.columns), 0, updates=self._updates)
-            if "priority" in metrics:
-                report["priority"] = (batch.keys, metrics["priority"])
-        else:
-            steps = int(context.total("steps"))
-            metrics = learner.train(batch.validated(), steps or None)
-            report["episodes"] = ended_episodes(batch)
+        report = train_on(self.workers.local_learner, batch, context, self._updates)
         if self._send_weights:
             self.workers.send_weights()
-        report[TRAIN] = metrics
         return report
 
 
@@ -147,7 +140,7 @@ class ComputeGradients:
 
     def __call__(self, batch: Batch, context: Context) -> tuple[Weights, dict[str, Any], Report]:
         """Gradients, metrics, and the episodes of the batch."""
-        return (*context.instance.compute_gradients(batch), {"episodes": ended_episodes(batch)})
+        return (*context.instance.compute_gradients(batch), {EPISODES: ended_episodes(batch)})
 
 
 class ApplyGradients(_Training):
@@ -156,10 +149,11 @@ class ApplyGradients(_Training):
     def __call__(self, item: tuple[Weights, dict[str, Any], Report], context: Context) -> Report:
         """Metrics and episodes."""
         grads, metrics, episodes = item
-        staleness, steps = self._staleness(context), int(context.total("steps"))
-        metrics = self.workers.learner.apply_gradients(grads, metrics, steps)
+        learner, steps = self.workers.local_learner, int(context.total("steps"))
+        report = {**staleness(learner, context), **episodes}
+        report[TRAIN] = learner.apply_gradients(grads, metrics, steps)
         self.workers.send_weights(context.actors)
-        return {TRAIN: metrics} | staleness | episodes
+        return report
 
 
 class UpdateWeights:
@@ -168,7 +162,48 @@ class UpdateWeights:
     def __init__(self, workers: WorkerSet):
         self.workers = workers
 
+    def receivers(self) -> list[Any]:
+        """Whoever acts gets messages."""
+        return self.workers.weights_receivers
+
     def __call__(self, item: Any, context: Context) -> Any:
         """The item."""
         self.workers.send_weights(context.actors)
         return item
+
+
+class ReceiveWeights:
+    """Keeps the reference to the weights that a learner on an actor has published; passes the report on.
+
+    `UpdateWeights` sends them to workers. The driver does not open them for that.
+    """
+
+    def __init__(self, workers: WorkerSet):
+        self.workers = workers
+
+    def receivers(self) -> list[Any]:
+        """Nobody gets messages."""
+        return []
+
+    def __call__(self, report: Report) -> Report:
+        """The report without the weights."""
+        self.workers.remote_learner.receive(*report.pop(WEIGHTS))
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the learner has the weights."""
+        return {}
+
+    def load_state_dict(self, _: Mapping[str, Any]) -> None:
+        """Send the weights of the restored learner to all workers."""
+        self.workers.remote_learner.refresh()
+        self.workers.send_weights()
+
+
+def without_stale(stream: Iter[T], workers: WorkerSet, limit: int) -> Iter[T]:
+    """Items whose weights are at most `limit` versions old; others are dropped, and counted.
+
+    Workers get the newest weights for dropped items, too: else theirs would never be newer.
+    """
+    updated = stream.for_each(UpdateWeights(workers))
+    return updated.max_staleness(limit, lambda: workers.learner.version)

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rollstream.engine import RollstreamError
@@ -38,19 +37,8 @@ def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 
 def host_arrays(weights: Weights) -> Weights:
-    """Weights as NumPy arrays; those of float32 leave an accelerator in one transfer."""
-    if jax.default_backend() == "cpu":
-        return {name: np.asarray(value) for name, value in weights.items()}
-    floats = {name: value for name, value in weights.items() if value.dtype == np.float32}
-    ends = np.cumsum([value.size for value in floats.values()])
-    flat = np.split(np.asarray(_packed(list(floats.values()))), ends[:-1]) if floats else []
-    parts = {name: own.reshape(floats[name].shape) for name, own in zip(floats, flat, strict=True)}
-    return {name: parts[name] if name in parts else np.asarray(value) for name, value in weights.items()}
-
-
-@jax.jit
-def _packed(arrays: list[Any]) -> Any:
-    return jnp.concatenate([jnp.ravel(array) for array in arrays])
+    """Weights as NumPy arrays."""
+    return {name: np.asarray(value) for name, value in weights.items()}
 
 
 class ModuleParams:

@@ -6,7 +6,7 @@ trains through the same plans (see `examples/torch_policy.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
@@ -94,6 +94,33 @@ class EvaluatedActions(NamedTuple):
     value: Array
 
 
+@runtime_checkable
+class SequencePolicy(Protocol):
+    """A recurrent policy. Learners evaluate whole sequences, so workers record the states they start with."""
+
+    def evaluate_sequences(self, weights: Weights, batch: Mapping[str, Any]) -> EvaluatedActions:
+        """Evaluate the actions of a batch `[T, B, ...]`, given its `first_state` and `episode_start`."""
+        ...
+
+
+@runtime_checkable
+class SequenceQPolicy(Protocol):
+    """A recurrent policy over Q values; workers record states for it, too."""
+
+    def sequence_q_values(
+        self, weights: Weights, observation: Observation, state: State, episode_start: Array
+    ) -> tuple[Array, State]:
+        """Q values of sequences, `[T, B, actions]`, and the states after each step, before a reset."""
+        ...
+
+
+def evaluate_batch(policy: Any, weights: Weights, batch: Mapping[str, Any]) -> EvaluatedActions:
+    """Evaluate the actions of a batch: each step by itself, or sequences `[T, B, ...]` if it is recurrent."""
+    if isinstance(policy, SequencePolicy):
+        return policy.evaluate_sequences(weights, batch)
+    return policy.evaluate_actions(weights, batch["observation"], batch["action"])
+
+
 class ActorCriticPolicy:
     """An action distribution and a value function. Its methods are pure functions of the weights.
 
@@ -154,20 +181,30 @@ class ActorCriticPolicy:
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
         """Sampled actions; without noise the most likely ones."""
-        outputs, _ = self.outputs(weights, observation)
+        outputs, _, state = self.step_outputs(weights, observation, state)
         if noise is None:
             return self.distribution.mode(outputs), state
         return self.distribution.sample(outputs, noise), state
 
+    def step_outputs(
+        self, weights: Weights, observation: Observation, state: State
+    ) -> tuple[Array, Array, State]:
+        """Distribution outputs and values of B observations, and the new state."""
+        return *self.outputs(weights, observation), state
+
     def evaluates_steps(self) -> bool:
         """Unless a subclass acts or evaluates in its own way."""
-        return not overridden(self, ActorCriticPolicy, ("step", "outputs", "evaluate_actions", "value"))
+        return not self.overrides(*_OUTPUTS)
+
+    def overrides(self, *methods: str) -> bool:
+        """Whether a subclass of one's own has one of these methods."""
+        return overridden(self, ActorCriticPolicy, methods)
 
     def evaluated_step(
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State, Array, Array]:
         """Sampled actions, the state, log probabilities and values."""
-        outputs, value = self.outputs(weights, observation)
+        outputs, value, state = self.step_outputs(weights, observation, state)
         action = self.distribution.sample(outputs, noise)
         return action, state, self.distribution.log_prob(outputs, action), value
 
@@ -206,13 +243,22 @@ class ActorCriticPolicy:
 
     def outputs(self, weights: Weights, observation: Observation) -> tuple[Array, Array]:
         """Distribution outputs and values, for observations with any leading axes."""
-        if self.normalize_observations:
-            moments = Moments.from_weights(weights, "observation")
-            observation = normalize_observation(self.observation_space, observation, moments)
+        observation = self.normalized(weights, observation)
         outputs, value = apply_network(self.params.module(weights), self.observation_space, observation)
-        if has_action_mask(self.observation_space):
-            outputs = self.distribution.masked(outputs, observation["action_mask"])
-        return outputs, value
+        return self.masked(outputs, observation), value
+
+    def normalized(self, weights: Weights, observation: Observation) -> Observation:
+        """Observations as the network sees them."""
+        if not self.normalize_observations:
+            return observation
+        moments = Moments.from_weights(weights, "observation")
+        return normalize_observation(self.observation_space, observation, moments)
+
+    def masked(self, outputs: Array, observation: Observation) -> Array:
+        """Distribution outputs that allow legal actions only, if observations include a mask."""
+        if not has_action_mask(self.observation_space):
+            return outputs
+        return self.distribution.masked(outputs, observation["action_mask"])
 
     def evaluate_actions(self, weights: Weights, observation: Observation, action: Array) -> EvaluatedActions:
         """Log probabilities, entropies and values."""
@@ -223,6 +269,10 @@ class ActorCriticPolicy:
     def value(self, weights: Weights, observation: Observation) -> Array:
         """Values of observations."""
         return self.outputs(weights, observation)[1]
+
+
+_OUTPUTS = ("step", "step_outputs", "outputs", "evaluate_actions", "value")
+"""A policy with one of these methods of its own acts or evaluates in its own way."""
 
 
 class _Normalization(Protocol):
@@ -240,8 +290,13 @@ def custom_policy(
 ) -> Any:
     """A policy of one's own, which normalizes what the config says; an error if it cannot."""
     policy = make(observation_space, action_space)
-    own = ("step", "numpy_step", "outputs", "evaluate_actions", "value")
-    normalizes = isinstance(policy, ActorCriticPolicy) and not overridden(policy, ActorCriticPolicy, own)
+    memory = getattr(config, "memory", "none")
+    if memory != "none" and not isinstance(policy, SequencePolicy):
+        raise RollstreamError(
+            f"memory is {memory}, but {type(policy).__name__} is not recurrent: set memory to none, or "
+            f"derive the policy from RecurrentPolicy"
+        )
+    normalizes = isinstance(policy, ActorCriticPolicy) and not policy.overrides(*_OUTPUTS, "numpy_step")
     for name in ("normalize_observations", "normalize_rewards"):
         if not getattr(config, name) or getattr(policy, name, False):
             continue

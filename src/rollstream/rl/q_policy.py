@@ -74,14 +74,18 @@ class QPolicy:
         self, weights: Weights, observation: Observation, state: State, noise: Any
     ) -> tuple[Array, State]:
         """Epsilon-greedy actions; without noise the greedy ones."""
-        q_values = self.q_values(weights, observation)
+        q_values, state = self.step_q_values(weights, observation, state)
         if noise is None:
             return jnp.argmax(q_values, axis=-1), state
-        return self._epsilon_greedy(q_values, noise, weights["epsilon"], jnp), state
+        return self._epsilon_greedy(q_values, noise, _per_row(weights["epsilon"]), jnp), state
+
+    def step_q_values(self, weights: Weights, observation: Observation, state: State) -> tuple[Array, State]:
+        """Q values of B observations, and the new state."""
+        return self.q_values(weights, observation), state
 
     def acts_in_numpy(self, num_envs: int) -> bool:
         """Whether the network is small enough, and one of ours, and no subclass acts in its own way."""
-        if overridden(self, QPolicy, ("step", "outputs", "q_values"), unless="numpy_step"):
+        if overridden(self, QPolicy, ("step", "step_q_values", "outputs", "q_values"), unless="numpy_step"):
             return False
         network = self.params.module(self.params.init(0))
         return acts_in_numpy(self.observation_space, network, QNetwork, num_envs)
@@ -92,21 +96,21 @@ class QPolicy:
             names = self.params.names_module()
             heads = [names.head] if names.value_head is None else [names.head, names.value_head]
             self._forward = NumpyForward(names.body, heads)
-        forward, epsilon = self._forward.bind(weights, num_envs), np.asarray(weights["epsilon"])
+        forward, epsilon = self._forward.bind(weights, num_envs), _per_row(np.asarray(weights["epsilon"]))
         num_atoms = 1 if self.atoms is None else len(self.atoms)
 
         def act(observation: Array, state: State, noise: Array) -> tuple[Array, State]:
-            outputs = q_outputs(num_atoms, *forward(observation.reshape(len(observation), -1)))
-            return self._epsilon_greedy(expected_values(outputs, self.atoms, np), noise, epsilon, np), state
+            outputs = forward(observation.reshape(len(observation), -1))
+            q_values = outputs[0]
+            if num_atoms > 1 or len(outputs) > 1:
+                q_values = expected_values(q_outputs(num_atoms, *outputs), self.atoms, np)
+            return self._epsilon_greedy(q_values, noise, epsilon, np), state
 
         return act
 
     def _epsilon_greedy(self, q_values: Array, noise: Array, epsilon: Array, xp: Any) -> Array:
-        """Actions; epsilon is a number, or `[B, 1]`."""
-        greedy, explore = (
-            q_values.argmax(axis=-1),
-            noise[..., -1] < (epsilon[..., 0] if epsilon.ndim else epsilon),
-        )
+        """Actions; epsilon is a number, or one per row."""
+        greedy, explore = q_values.argmax(axis=-1), noise[..., -1] < epsilon
         if xp is np and not np.count_nonzero(explore):
             return greedy
         return xp.where(explore, self._actions.uniform(q_values, noise[..., :-1], xp), greedy)
@@ -119,12 +123,24 @@ class QPolicy:
 
     def q_values(self, weights: Weights, observation: Observation) -> Array:
         """Q values of all actions; very low for actions that are not legal."""
-        q_values = expected_values(self.outputs(weights, observation), self.atoms, jnp)
-        if has_action_mask(self.observation_space):
-            legal = observation["action_mask"].astype(bool)
-            legal |= ~legal.any(axis=-1, keepdims=True)  # after the last step, no action may be legal
-            return jnp.where(legal, q_values, MASKED_LOGIT)
-        return q_values
+        return self.masked(expected_values(self.outputs(weights, observation), self.atoms, jnp), observation)
+
+    def masked(self, q_values: Array, observation: Observation) -> Array:
+        """Q values, very low for illegal actions if observations include a mask."""
+        if not has_action_mask(self.observation_space):
+            return q_values
+        legal = observation["action_mask"].astype(bool)
+        legal |= ~legal.any(axis=-1, keepdims=True)  # after the last step, no action may be legal
+        return jnp.where(legal, q_values, MASKED_LOGIT)
+
+    def value(self, weights: Weights, observation: Observation, state: State = ()) -> Array:
+        """The largest Q value of each observation, given the state before it."""
+        return self.step_q_values(weights, observation, state)[0].max(axis=-1)
+
+
+def _per_row(epsilon: Array) -> Array:
+    """Epsilon, a number or `[B, 1]`, as a number or `[B]`."""
+    return epsilon[..., 0] if epsilon.ndim else epsilon
 
 
 def expected_values(outputs: Array, atoms: Array | None, xp: Any) -> Array:
@@ -133,3 +149,10 @@ def expected_values(outputs: Array, atoms: Array | None, xp: Any) -> Array:
         return outputs
     unnormalized = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
     return (unnormalized @ atoms) / unnormalized.sum(axis=-1)
+
+
+def select_action(q_values: Array, action: Array) -> Array:
+    """The Q values `[...]`, or outputs `[..., atoms]`, of one action each, out of those of all actions."""
+    extra = q_values.ndim - action.ndim
+    index = action.reshape(*action.shape, *(1,) * extra).astype(jnp.int32)
+    return jnp.squeeze(jnp.take_along_axis(q_values, index, axis=action.ndim), action.ndim)

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, overload
+from functools import lru_cache
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
 from rollstream import flow
 from rollstream.engine import RollstreamError
-from rollstream.flow import Context, Iter, ParIter
+from rollstream.flow import Context, Iter, ParIter, Stored
 from rollstream.replay.buffer import Chunk, ReplayBatch, ReplayBuffer
-from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.device_replay import DeviceDraw, DeviceReplay
 from rollstream.rl.episode_statistics import ended_episodes
-from rollstream.rl.reporting import WILL_UPDATE, Report
+from rollstream.rl.report import EPISODES, PRIORITY, WILL_UPDATE, Report
 from rollstream.rl.rollout import Rollout
+from rollstream.rl.training_step import PROBABILITY_SCALE
+
+Episodes: TypeAlias = np.ndarray[Any, Any]
+"""Return, length and success of episodes, `[N, 3]`."""
 
 
 class StoreToBuffer:
-    """Stores rollouts: in a local buffer, on the learner's device, or in the worker's shard.
+    """Stores rollouts in a local buffer, or on the learner's device; passes on a report of their episodes."""
 
-    Passes on a report of their episodes.
-    """
-
-    def __init__(self, replay: ReplayBuffer | DeviceReplay | ReplayShards):
+    def __init__(self, replay: ReplayBuffer | DeviceReplay):
         self.replay = replay
         self.env_steps = 0
         """Environment steps stored so far."""
 
     def __call__(self, rollouts: Rollout | Sequence[Rollout]) -> Report:
-        """A report of the episodes that ended, and of a local buffer its size and samples per insert."""
+        """A report of the episodes that ended, and of the buffer's size and samples per insert."""
         replay = self.replay
         if isinstance(rollouts, Rollout):
             if isinstance(replay, DeviceReplay):
@@ -40,42 +40,61 @@ class StoreToBuffer:
             rollouts = [rollouts]
         chunks: list[Chunk] = []
         for rollout in rollouts:
-            chunk = rollout_chunk(rollout, self.env_steps)
-            self.env_steps = chunk.env_steps
-            if isinstance(replay, ReplayBuffer):
-                replay.insert(chunk)
-            elif isinstance(replay, DeviceReplay):
-                chunks.append(chunk)
-            else:
-                replay.shard(rollout.worker).send("insert", chunk)
+            chunks.append(rollout_chunk(rollout, self.env_steps))
+            self.env_steps = chunks[-1].env_steps
+        episodes = [ended_episodes(rollout) for rollout in rollouts]
+        report: Report = {EPISODES: episodes[0] if len(episodes) == 1 else np.concatenate(episodes)}
         if isinstance(replay, DeviceReplay):
             replay.insert(chunks)
-        episodes = [ended_episodes(rollout.columns) for rollout in rollouts]
-        report: Report = {"episodes": episodes[0] if len(episodes) == 1 else np.concatenate(episodes)}
-        if not isinstance(replay, ReplayShards):
-            table = replay.table if isinstance(replay, ReplayBuffer) else replay
-            limiter = table.rate_limiter
-            report[WILL_UPDATE] = table.can_sample(replay.batch_size)
-            report["replay/size"] = table.size
-            if (inserts := limiter.inserts - limiter.min_size) > 0:
-                report["replay/samples_per_insert"] = limiter.samples / inserts
+            table = replay
+        else:
+            for chunk in chunks:
+                replay.insert(chunk)
+            table = replay.table
+        limiter = table.rate_limiter
+        report[WILL_UPDATE] = table.can_sample(replay.batch_size)
+        report["replay/size"] = table.size
+        if (inserts := limiter.inserts - limiter.min_size) > 0:
+            report["replay/samples_per_insert"] = limiter.samples / inserts
         return report
 
     def state_dict(self) -> dict[str, Any]:
-        """The local buffer, without a copy: the flow makes one. Shards are actors with their own state."""
-        local = None
+        """The buffer, without a copy: the flow makes one."""
         if isinstance(self.replay, ReplayBuffer):
-            local = self.replay.state_dict(copy=False)
-        elif isinstance(self.replay, DeviceReplay):
-            local = self.replay.state_dict()
-        return {"env_steps": self.env_steps, "buffer": local}
+            return {"env_steps": self.env_steps, "buffer": self.replay.state_dict(copy=False)}
+        return {"env_steps": self.env_steps, "buffer": self.replay.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the local buffer."""
+        """Restore the buffer."""
         self.env_steps = state["env_steps"]
-        if not isinstance(self.replay, ReplayShards):
-            _require_same_replay(self.replay, state["buffer"])
-            self.replay.load_state_dict(state["buffer"])
+        _require_same_replay(self.replay, state["buffer"])
+        self.replay.load_state_dict(state["buffer"])
+
+
+class StoreToShards:
+    """Stores rollouts, which the workers have `put` as chunks, in the shard of each worker.
+
+    They go there without passing through the driver. Passes on a report of their episodes.
+    """
+
+    def __init__(self, shards: ReplayShards):
+        self.shards = shards
+        self._env_steps = 0
+
+    def __call__(self, rollout: Stored[Chunk, Episodes], context: Context) -> Report:
+        """A report of the episodes that ended."""
+        self._env_steps += int(context.total("steps"))
+        for worker in context.actors:
+            self.shards.shard(worker.index).send("insert", rollout.ref, "", self._env_steps)
+        return {EPISODES: rollout.metadata}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps so far; shards are actors with their own state."""
+        return {"env_steps": self._env_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the steps."""
+        self._env_steps = state["env_steps"]
 
 
 def _require_round(replay: DeviceReplay, rollout: Rollout) -> None:
@@ -97,11 +116,10 @@ def _require_same_replay(replay: ReplayBuffer | DeviceReplay, state: Mapping[str
         )
 
 
-def rollout_chunk(rollout: Rollout, env_steps: int) -> Chunk:
-    """What replay stores of a rollout, after so many environment steps before it."""
+def rollout_chunk(rollout: Rollout, env_steps: int = 0) -> Chunk:
+    """What replay stores of a rollout, after so many environment steps before it, if known."""
     columns = rollout.columns
     reward, mask = columns["reward"], columns.get("mask")
-    first = rollout.worker * reward.shape[1]
     return Chunk(
         columns={
             "observation": columns["observation"],
@@ -109,15 +127,24 @@ def rollout_chunk(rollout: Rollout, env_steps: int) -> Chunk:
             "reward": reward,
             "terminated": columns["terminated"],
             "truncated": columns["truncated"],
+            **({"state": columns["state"]} if "state" in columns else {}),
         },
         last_observation=rollout.last_observation,
         final_observations=rollout.final_observations,
-        streams=np.arange(first, first + reward.shape[1]),
+        streams=_streams(rollout.worker, reward.shape[1]),
         mask=mask,
         priorities=columns.get("priority"),
         after_reset=rollout.after_reset,
         env_steps=env_steps + (reward.size if mask is None else int(mask.sum())),
     )
+
+
+@lru_cache(maxsize=1024)
+def _streams(worker: int, num_envs: int) -> np.ndarray[Any, Any]:
+    """The streams of a worker's environments: the same array each time."""
+    streams = np.arange(worker * num_envs, (worker + 1) * num_envs)
+    streams.flags.writeable = False
+    return streams
 
 
 def _as_int32(action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -142,20 +169,24 @@ def ParallelReplay(shards: ReplayShards) -> ParIter[ReplayBatch]:  # noqa: N802
 class NormalizeProbabilities:
     """Makes `relative_probability` comparable between shards: relative to the minimum over all of them.
 
+    Notes the factor, with which whoever trains on the batch multiplies them: batches pass by unopened, with
+    their `min_probability` as the metadata.
+
     The minimum is over the newest batch of each shard. Shards are sampled equally often, so the probability
     of an item is that within its shard divided by the number of shards; a shard that replies faster than
     others is sampled more often than that.
     """
 
+    passes_references = True
+
     def __init__(self) -> None:
         self._min_probability: dict[str, float] = {}
 
-    def __call__(self, batch: ReplayBatch, context: Context) -> ReplayBatch:
-        """The batch with normalized probabilities."""
-        self._min_probability[next(iter(context.provenance.sources))] = batch.min_probability
-        scale = np.float32(batch.min_probability / min(self._min_probability.values()))
-        relative = batch.columns["relative_probability"] * scale
-        return replace(batch, columns=batch.columns | {"relative_probability": relative})
+    def __call__(self, batch: Stored[ReplayBatch, float], context: Context) -> Stored[ReplayBatch, float]:
+        """The batch, with a note."""
+        self._min_probability[next(iter(context.provenance.sources))] = batch.metadata
+        context.note(**{PROBABILITY_SCALE: batch.metadata / min(self._min_probability.values())})
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The minimum of each shard."""
@@ -187,14 +218,15 @@ class UpdatePriorities:
 
     def __call__(self, report: Report, context: Context) -> Report:
         """The report without priorities; of shards with their size, losses and samples per insert."""
-        if "priority" in report:  # sampling is uniform otherwise
-            keys, priority = report.pop("priority")
-            self._update(keys, priority + PRIORITY_EPSILON, context)
+        if PRIORITY in report:  # sampling is uniform otherwise
+            keys, priorities = report.pop(PRIORITY)
+            self._update(keys, priorities, context)
         if not isinstance(self.replay, ReplayShards):
             return report
         return report | self._shard_metrics(self.replay, context)
 
     def _update(self, keys: Any, priorities: Any, context: Context) -> None:
+        """Set priorities, which are references if they are those of a shard."""
         if isinstance(self.replay, ReplayBuffer):
             self.replay.update_priorities(keys, priorities)
             return

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rollstream.flow import Context, Iter
+from rollstream.rl.report import (
+    EPISODES,
+    INFERENCE_BATCH_SIZES,
+    INFERENCE_REQUESTS,
+    INFERENCE_WAIT,
+    STALENESS,
+    TRAIN,
+    WILL_UPDATE,
+    Report,
+)
 from rollstream.rl.update_metrics import UpdateMetrics
 from rollstream.rl.worker_set import Heartbeat, WorkerSet
 
-Report: TypeAlias = dict[str, Any]
-"""Metrics by name."""
-TRAIN = "train"
-"""In the report of an update: the learner's metrics by name."""
-WILL_UPDATE = "will_update"
-"""In the report of a stored rollout: whether replay may be sampled now, so that updates follow."""
 EPISODE_WINDOW = 100
 """Number of episodes that returns, lengths and success rates are averaged over."""
 
@@ -70,16 +74,19 @@ class _Reporter:
         """Sum, count and latest value of each metric."""
         self._updates: list[UpdateMetrics] = []
         """Metrics of updates, read when a report is due."""
+        self._staleness: list[float] = []
+        """Staleness of the items since the last report."""
+        self._waiting: list[Report] = []
+        """Reports that are added up when one is due: all at once takes less time than one by one."""
 
     def __call__(self, report: Report, context: Context) -> list[Report]:
-        before, steps = self._steps, int(context.total("steps"))
-        self._steps += steps
-        will_update = report.pop(WILL_UPDATE, False)
-        self._add(report)
-        self._pending += steps > 0
-        if steps:
+        self._waiting.append(report)
+        if steps := int(context.total("steps")):
+            self._note_inference(report, context)
+            before, self._steps = self._steps, self._steps + steps
+            self._pending += 1
             self._is_due |= self._pending >= self._every or before < self._total <= self._steps
-            self._calls_left = self._calls_per_rollout if will_update else 0
+            self._calls_left = self._calls_per_rollout if report.get(WILL_UPDATE) else 0
         else:
             self._calls_left -= 1
         if self._is_due and self._calls_left <= 0:
@@ -89,10 +96,25 @@ class _Reporter:
             return [{"time/total_timesteps": self._steps, "time/heartbeat": 1}]
         return []
 
+    @staticmethod
+    def _note_inference(report: Report, context: Context) -> None:
+        """Add what an inference actor's answers to these rollouts say, if there is one."""
+        if requests := context.total(INFERENCE_REQUESTS):
+            report["inference/batch_size"] = context.total(INFERENCE_BATCH_SIZES) / requests
+            report["inference/wait_ms"] = 1000 * context.total(INFERENCE_WAIT) / requests
+
+    def _add_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for report in waiting:
+            self._add(report)
+
     def _add(self, report: Report) -> None:
-        if (episodes := report.pop("episodes", None)) is not None and len(episodes):
+        report.pop(WILL_UPDATE, None)
+        if (episodes := report.pop(EPISODES, None)) is not None and len(episodes):
             self._window.extend(map(tuple, episodes.tolist()))
             self._episodes += len(episodes)
+        if STALENESS in report:
+            self._staleness.append(report[STALENESS])
         metrics = report.pop(TRAIN, {})
         if isinstance(metrics, UpdateMetrics):
             self._updates.append(metrics)
@@ -104,6 +126,7 @@ class _Reporter:
                 self._sums[name] = [total + value, count + 1, value]
 
     def _report(self) -> Report:
+        self._add_waiting()
         report = {
             name: latest if name in _LATEST else total / count
             for name, (total, count, latest) in self._sums.items()
@@ -112,7 +135,8 @@ class _Reporter:
             means = ((name, column[~np.isnan(column)]) for name, column in zip(names, rows.T, strict=True))
             report |= {_train_name(name): float(column.mean()) for name, column in means if column.size}
             report |= {_train_name(name): value for name, value in latest.items()}
-        self._pending, self._sums, self._updates = 0, {}, []
+        report |= staleness_distribution(self._staleness)
+        self._pending, self._sums, self._updates, self._staleness = 0, {}, [], []
         self._iterations += 1
         if self._window:
             returns, lengths, successes = np.array(self._window).T
@@ -138,6 +162,7 @@ class _Reporter:
         ]
 
     def state_dict(self) -> dict[str, Any]:
+        self._add_waiting()
         counts = [self._steps, self._iterations, self._pending, self._episodes]
         due = [int(self._is_due), self._calls_left]
         sums = {name: list(own) for name, own in self._sums.items()}
@@ -146,6 +171,7 @@ class _Reporter:
             "due": due,
             "window": [list(one) for one in self._window],
             "sums": sums,
+            "staleness": list(self._staleness),
             "updates": [[list(names), rows, dict(latest)] for names, rows, latest in self._read_updates()],
         }
 
@@ -154,7 +180,21 @@ class _Reporter:
         self._is_due, self._calls_left = bool(state["due"][0]), state["due"][1]
         self._window.extend(tuple(one) for one in state["window"])
         self._sums = dict(state["sums"])
+        self._staleness = list(state["staleness"])
         self._updates = [UpdateMetrics.of_rows(*own) for own in state["updates"]]
+
+
+def staleness_distribution(staleness: Sequence[float]) -> Report:
+    """Median, 90th percentile and maximum of the staleness of items, unless all are up to date.
+
+    >>> staleness_distribution([0, 1, 1, 5])
+    {'weights/staleness_p50': 1.0, 'weights/staleness_p90': 5.0, 'weights/staleness_max': 5.0}
+    """
+    if not any(staleness):
+        return {}
+    names = (f"{STALENESS}_{part}" for part in ("p50", "p90", "max"))
+    quantiles = np.quantile(np.array(staleness, float), [0.5, 0.9, 1.0], method="higher")
+    return dict(zip(names, quantiles.tolist(), strict=True))
 
 
 def _train_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -29,7 +30,11 @@ class _Invalid(NamedTuple):
 
 
 def check_rollout(
-    rollout: Rollout, observations: Observation | None, space: gymnasium.Space[Any], name: str, lengths: Array
+    rollout: Rollout,
+    observations: Observation | None,
+    space: gymnasium.Space[Any],
+    name: str,
+    lengths: Callable[[], Array],
 ) -> None:
     """Raise `BadEnvironment`, naming the environment and the step, unless all values can be learned from.
 
@@ -42,6 +47,8 @@ def check_rollout(
         lengths: Steps of each environment's episode before the rollout.
     """
     reward = rollout.columns["reward"]
+    if not rollout.final_observations and _is_finite(reward) and _are_finite_floats(observations):
+        return  # nearly always
     found: list[_Invalid] = []
     if not _is_finite(reward):
         for t, i in np.argwhere(~np.isfinite(reward))[:1].tolist():
@@ -53,7 +60,7 @@ def check_rollout(
     for t, i, final in rollout.final_observations:
         found += [_Invalid(t, True, i, why) for _, why in _invalid_rows(space, final, 0)]
     if found:
-        raise _error(min(found), rollout, name, lengths)
+        raise _error(min(found), rollout, name, lengths())
 
 
 def check_observation(
@@ -128,8 +135,8 @@ def _invalid_rows(
     space: gymnasium.Space[Any], observation: Observation, leading: int
 ) -> list[tuple[tuple[int, ...], str]]:
     """The first row, by its leading axes, where a part of the observations is invalid, and why."""
-    if isinstance(observation, np.ndarray) and observation.dtype.kind == "f" and _is_finite(observation):
-        return []  # nearly always
+    if _are_finite_floats(observation):
+        return []
     found: list[tuple[tuple[int, ...], str]] = []
     for (path, part), values in zip(leaves(space), leaf_values(space, observation), strict=True):
         array = np.asarray(values)
@@ -149,6 +156,11 @@ def _valid(space: gymnasium.Space[Any], array: Array) -> Array | None:
         index = array - space.start
         return (index >= 0) & (index < (space.n if isinstance(space, spaces.Discrete) else space.nvec))
     return None
+
+
+def _are_finite_floats(observation: Observation | None) -> bool:
+    """Whether observations are one array of finite numbers."""
+    return type(observation) is np.ndarray and observation.dtype.kind == "f" and _is_finite(observation)
 
 
 def _is_finite(array: Array) -> bool:

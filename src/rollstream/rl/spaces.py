@@ -131,6 +131,8 @@ def put(target: Observation, index: Any, value: Any) -> None:
 
 def take(source: Observation, index: Any) -> Observation:
     """The observation at an index of the leading axes; a view where NumPy makes one."""
+    if isinstance(source, np.ndarray):  # the common case, and fast
+        return source[index]
     if isinstance(source, Mapping):
         return {name: take(part, index) for name, part in source.items()}
     if isinstance(source, tuple):

@@ -107,6 +107,9 @@ class UpdateMetrics(Mapping[str, Any]):
             return np.asarray(packed.arrays[name])
         return self.latest[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.packed.arrays or name in self.names or name in self.latest
+
     def __iter__(self) -> Iterator[str]:
         return iter([*self.names, *self.packed.arrays, *self.latest])
 

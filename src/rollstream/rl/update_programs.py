@@ -32,31 +32,31 @@ def updates_on_batch(
     turns: Sequence[Update],
     count: int,
     kind: Callable[[Any], Any] | None,
-    weights: Weights,
-    state: Any,
+    trained: tuple[Weights, Any],
     finite: Array,
+    priorities: None,
     batch: Any,
     random_inputs: Any,
     schedules: Mapping[str, Array],
     *,
     guards: bool,
-) -> tuple[Weights, Any, Array, PackedMetrics]:
+) -> tuple[tuple[Weights, Any], Array, None, PackedMetrics]:
     """Updates, each with an equal part of the rows of a batch.
 
     Args:
         turns: The updates that take turns.
         count: Number of updates.
         kind: What the columns are made into; a plain dict of them is flattened faster.
-        weights: The weights before.
-        state: The learner's state before.
+        trained: The weights, and the learner's state, before.
         finite: 1 while no metric has been NaN or infinite, else 0.
+        priorities: Those of replay on the device, which has another program.
         batch: The rows.
         random_inputs: Random inputs of each update.
         schedules: Scheduled values by name.
         guards: Keep weights that an update would make NaN.
 
     Returns:
-        Weights, state, whether all metrics are finite, and the metrics.
+        What was trained, whether all metrics are finite, no priorities, and the metrics.
     """
 
     def one(update: Update, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, PackedMetrics]:
@@ -65,8 +65,8 @@ def updates_on_batch(
         return update_once(update, schedules, carry, rows, noise, guards=guards)
 
     inputs = (batch if count == 1 else split(batch, count)), random_inputs
-    (trained, finite), packed = run_updates(one, turns, count, ((weights, state), finite), inputs)
-    return *trained, finite, packed
+    (trained, finite), packed = run_updates(one, turns, count, (trained, finite), inputs)
+    return trained, finite, priorities, packed
 
 
 def update_once(

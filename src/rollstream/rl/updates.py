@@ -48,15 +48,28 @@ def minibatch_permutations(
 
 
 def scan_minibatches(
-    step: Callable[[Any, Any], tuple[Any, Metrics]], carry: Any, rows: Any, permutations: Array
+    step: Callable[[Any, Any], tuple[Any, Metrics]],
+    carry: Any,
+    rows: Any,
+    permutations: Array,
+    *,
+    axis: int = 0,
 ) -> tuple[Any, Metrics]:
     """Apply `step(carry, minibatch)` to all minibatches of rows `[N, ...]`; return the mean of the metrics.
 
     If one is NaN or infinite, return the metrics of the first such minibatch: all after it are, too.
+
+    Args:
+        step: Trains on a minibatch.
+        carry: What `step` is given first.
+        rows: Columns to take minibatches of.
+        permutations: Indices of the rows of each minibatch.
+        axis: The axis of the rows; 1 takes whole sequences of columns `[T, B, ...]`.
     """
+    before = (slice(None),) * axis
 
     def one(carry: Any, indices: Array) -> tuple[Any, Metrics]:
-        return step(carry, jax.tree.map(lambda column: column[indices], rows))
+        return step(carry, jax.tree.map(lambda column: column[(*before, indices)], rows))
 
     carry, metrics = jax.lax.scan(one, carry, permutations)
     bad = ~jnp.stack([jnp.isfinite(each) for each in metrics.values()]).all(axis=0)
@@ -64,10 +77,17 @@ def scan_minibatches(
     return carry, {name: jnp.where(bad[first], each[first], jnp.mean(each)) for name, each in metrics.items()}
 
 
-def explained_variance(value: Array, target: Array) -> Array:
+def explained_variance(value: Array, target: Array, mask: Array | None = None) -> Array:
     """Fraction of the targets' variance that the values explain: 1 is perfect, 0 or less useless."""
-    variance = jnp.var(target)
-    return jnp.where(variance > 0, 1 - jnp.var(target - value) / variance, jnp.nan)
+    variance = jnp.var(target, where=mask)
+    return jnp.where(variance > 0, 1 - jnp.var(target - value, where=mask) / variance, jnp.nan)
+
+
+def masked_mean(values: Array, mask: Array | None) -> Array:
+    """The mean of the values where `mask` is True, or of all; 0 if it is True nowhere."""
+    if mask is None:
+        return jnp.mean(values)
+    return jnp.sum(values, where=mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def n_step_returns(batch: Any, gamma: float) -> tuple[Array, Array]:
@@ -78,6 +98,25 @@ def n_step_returns(batch: Any, gamma: float) -> tuple[Array, Array]:
     powers = gamma ** jnp.arange(batch["reward"].shape[1])
     terminated = batch["terminated"].any(axis=1)
     return batch["reward"] @ powers, jnp.where(terminated, 0.0, gamma ** batch["length"])
+
+
+def n_step_targets(reward: Array, next_value: Array, ends: Array, *, gamma: float, n_step: int) -> Array:
+    """n-step returns of steps `[T, B]`, each with the value that follows.
+
+    Args:
+        reward: Reward of each step.
+        next_value: Value of the observation each step led to: 0 where the episode terminated.
+        ends: After which steps nothing follows in the same sequence, such as the last: returns from steps
+            before them are over fewer than n steps.
+        gamma: Discount factor.
+        n_step: n.
+    """
+    ends = ends.at[-1].set(True)
+    target = reward + gamma * next_value
+    for _ in range(n_step - 1):
+        target_t = jnp.concatenate([target[1:], target[-1:]])
+        target = reward + gamma * jnp.where(ends, next_value, target_t)
+    return target
 
 
 def polyak_update(target: Weights, params: Weights, tau: float) -> Weights:

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollstream.engine import Actor, Engine, RollstreamError
+from rollstream.engine import Actor, Engine, Ref, RollstreamError
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.acting import choose_acting
+from rollstream.rl.central_worker import CentralWorker
+from rollstream.rl.inference_actor import InferenceActor
 from rollstream.rl.learner import Learner
-from rollstream.rl.worker import RolloutWorker, WorkerSpec
+from rollstream.rl.learner_actor import LearnerActor, RemoteLearner
+from rollstream.rl.packed_tree import PublishedWeights
+from rollstream.rl.params import Weights
+from rollstream.rl.worker import RolloutWorker
+from rollstream.rl.worker_spec import WorkerSpec, require_central
 
 
 class Heartbeat:
@@ -22,9 +28,19 @@ class Heartbeat:
 
 
 class WorkerSet:
-    """The actors of a training: rollout workers, and replay shards if it has some; and the learner."""
+    """The actors of a training: rollout workers, and replay shards if it has some; and the learner.
 
-    def __init__(self, engine: Engine, spec: WorkerSpec, learner: Learner, count: int, **spawn_options: Any):
+    The learner is here, in the driver, or on an actor of its own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: WorkerSpec,
+        learner: Learner | RemoteLearner,
+        count: int,
+        **spawn_options: Any,
+    ):
         spawn_options = {"on_failure": "restart", **spawn_options}
         acting = choose_acting(
             spec.acting, learner.policy, learner.weights, spec.num_envs, own_process=engine.remote
@@ -34,13 +50,46 @@ class WorkerSet:
         self.engine = engine
         self.spec = spec
         self.learner = learner
+        if isinstance(learner, Learner):
+            learner.publishes_on_device = acting in ("device", "central") and not engine.remote
         self.heartbeat = Heartbeat()
         self._replay: ReplayShards | None = None
         self._stored: tuple[int, Any] = (-1, None)
-        self.actors: list[Actor[RolloutWorker]] = engine.spawn(
-            RolloutWorker, (spec,), count=count, name="worker", **spawn_options
-        )
+        self.inference: Actor[InferenceActor] | None = None
+        """The actor that acts for the workers, with `acting="central"`."""
+        self._sent: Any = None
+        """The weights that it was sent last."""
+        self.actors: list[Actor[Any]]
+        if acting == "central":
+            self._spawn_central(count, spawn_options)
+        else:
+            self.actors = engine.spawn(RolloutWorker, (spec,), count=count, name="worker", **spawn_options)
         self.send_weights()
+
+    def _spawn_central(self, count: int, spawn_options: Mapping[str, Any]) -> None:
+        """Workers that step environments, and the inference actor that acts for them."""
+        require_central(self.spec, self.learner.policy)
+        batch_size = self.spec.inference_batch or max(1, count // 2)
+        if batch_size > count:
+            raise RollstreamError(
+                f"inference_batch is {batch_size}, and {count} worker{'s' * (count > 1)} can send {count} "
+                f"request{'s' * (count > 1)} at a time: set it to at most {count}"
+            )
+        # It may compile for longer than a worker may take for a step.
+        options = {**spawn_options, "deadline": None, "on_failure": "restart"}  # nobody acts without it
+        options["resources"] = self.engine.transport.accelerator(2)
+        [self.inference] = self.engine.spawn(
+            InferenceActor, (self.spec, batch_size), name="inference", **options
+        )
+        self.actors = self.engine.spawn(
+            CentralWorker, (self.spec, self.inference), count=count, name="worker", **spawn_options
+        )
+        self.inference.send("connect", self.actors, sticky=True)
+
+    @property
+    def weights_receivers(self) -> list[Actor[Any]]:
+        """The actors that act, and so receive weights: the inference actor, or the workers."""
+        return self.actors if self.inference is None else [self.inference]
 
     @property
     def replay(self) -> ReplayShards:
@@ -60,18 +109,54 @@ class WorkerSet:
     def send_weights(self, actors: Iterable[Actor[Any]] | None = None) -> None:
         """Send the newest weights to some workers, or to all; they are stored once for all readers.
 
-        Workers in this process get the learner's own arrays.
+        Workers in this process get the learner's own arrays. An inference actor gets each version once.
         """
         learner = self.learner
         if self._stored[0] != learner.version:
-            weights = learner.get_weights() if self.engine.remote else learner.weights
-            self._stored = learner.version, self.engine.put(weights)
+            self._stored = learner.version, self._published(learner)
+        if self.inference is not None:
+            if self._sent is not self._stored:
+                self._sent = self._stored
+                self.inference.send("set_weights", *self._stored, sticky=True)
+            return
         for actor in self.actors if actors is None else actors:
             actor.send("set_weights", *self._stored, sticky=True)
 
+    def _published(self, learner: Learner | RemoteLearner) -> Ref[Weights] | Weights | PublishedWeights:
+        """The newest weights: a reference, or the learner's own arrays for workers in this process."""
+        if isinstance(learner, RemoteLearner):
+            return learner.published
+        if self.engine.remote:
+            return self.engine.put(learner.get_weights())
+        return learner.published() if isinstance(learner, Learner) else learner.get_weights()
+
+    @property
+    def local_learner(self) -> Learner:
+        """The learner, if it is here."""
+        if isinstance(self.learner, RemoteLearner):
+            raise RollstreamError(
+                'the learner is on an actor, so train there: stream.via(workers.learner_actor, "train")'
+            )
+        return self.learner
+
+    @property
+    def remote_learner(self) -> RemoteLearner:
+        """What is known here of the learner, if it is on an actor."""
+        if not isinstance(self.learner, RemoteLearner):
+            raise RollstreamError(
+                "the learner is in the driver: train with TrainOneStep(workers), or give the Algorithm "
+                "learner_on_actor=True"
+            )
+        return self.learner
+
+    @property
+    def learner_actor(self) -> Actor[LearnerActor]:
+        """The learner's actor: `stream.via(workers.learner_actor, "train", in_flight=2)`."""
+        return self.remote_learner.actor
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the learner, and send its weights to the workers."""
-        self.learner.load_state_dict(state)
+        self.local_learner.load_state_dict(state)
         self._stored = (-1, None)
         self.send_weights()
 

@@ -10,9 +10,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollstream.engine import Actor, Engine
+from rollstream.engine.actor import Message
 from rollstream.engine.channel import Channel
 from rollstream.engine.framed import Connection, FramedTransport
 from rollstream.engine.framed_host import FramedHost
+from rollstream.engine.memory import Segment
 from rollstream.engine.options import EventCallback
 from rollstream.engine.sinks import Sink
 
@@ -86,6 +88,8 @@ class ChaosTransport(FramedTransport):
 
     def _steps(self) -> list[Callable[[], None]]:
         steps: list[Callable[[], None]] = [self._run_later] if self._later else []
+        if self.delayed:
+            steps.append(self._send_delayed)
         for host in self._hosts.values():
             steps += host.steps()
         return steps
@@ -96,6 +100,11 @@ class ChaosTransport(FramedTransport):
 
     def _run_later(self) -> None:
         self._later.popleft()()
+
+    def _send_delayed(self) -> None:
+        """Time passes: send the message that is due first."""
+        if (due := self.delayed.take()) is not None:
+            self.engine.dispatcher.send_delayed(*due)
 
     def piece(self, data: bytearray) -> bytes:
         """Some of the bytes that wait, or all of them."""
@@ -112,12 +121,14 @@ class ChaosTransport(FramedTransport):
         to_driver: deque[int] = deque()
         to_actor: deque[int] = deque()
         arena = f"{actor.name}#{incarnation}"
-        channel = Channel(_MemoryPort(to_driver, to_actor), {})
-        self._hosts[actor.name] = _ChaosHost(self, actor, arena, channel)
+        self._hosts[actor.name] = _ChaosHost(self, actor, arena, _MemoryPort(to_driver, to_actor))
         return Connection(Channel(_MemoryPort(to_actor, to_driver), self._maps, self._gone), f"{arena}/")
 
     def write(self, actor: Actor[Any], data: bytes) -> None:
         self._hosts[actor.name].take_bytes(data)
+
+    def deliver_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
+        self.delayed.add(actor, message, self.delayed.time + seconds)
 
     def later(self, function: Callable[[], None]) -> None:
         self._later.append(function)
@@ -149,8 +160,9 @@ class ChaosTransport(FramedTransport):
 
 
 class _ChaosHost(FramedHost):
-    def __init__(self, transport: ChaosTransport, actor: Actor[Any], arena: str, channel: Channel):
-        super().__init__(transport.name, actor.name, arena, POOL, channel)
+    def __init__(self, transport: ChaosTransport, actor: Actor[Any], arena: str, port: _MemoryPort):
+        self._maps: dict[str, Segment] = {}
+        super().__init__(transport.name, actor.name, arena, POOL, Channel(port, self._maps))
         self._transport = transport
         self._handle = actor
         self.inbound, self.outbound = bytearray(), bytearray()
@@ -190,6 +202,9 @@ class _ChaosHost(FramedHost):
             self._reason = reason
             self.inbound.clear()
             self.slot = None
+            self._arena.close()
+            self.channel.lent.clear()
+            self._maps.clear()
             self._mailbox.clear()
 
     def is_mortal(self) -> bool:

@@ -95,6 +95,37 @@ class Door:
         self.guests[guest].reject(StrangeError(text))
 
 
+class Timer:
+    """Sends itself messages for later."""
+
+    def __init__(self, *, context: ActorContext):
+        self.actor = context.actor
+        self.noted: list[Any] = []
+        self.expected = 0
+        self.reply: Deferred[list[Any]] = Deferred()
+
+    def start(self, *delays: float) -> Deferred[list[Any]]:
+        """Replies with the delays, in the order in which their messages came, when all have come."""
+        self.noted, self.expected, self.reply = [], len(delays), Deferred()
+        for delay in delays:
+            self.actor.send_later(delay, "note", delay)
+        return self.reply
+
+    def start_for(self, other: Actor[Journal], line: str) -> None:
+        other.send_later(0.001, "write", line)
+
+    def note(self, item: Any) -> None:
+        self.noted.append(item)
+        if len(self.noted) == self.expected:
+            self.reply.resolve(self.noted[:])
+
+    def fail(self, text: str) -> None:
+        self.actor.send_later(0.001, "raise_error", text)
+
+    def raise_error(self, text: str) -> None:
+        raise StrangeError(text)
+
+
 class Journal:
     """Writes a file, so that what it did can be read after its end."""
 

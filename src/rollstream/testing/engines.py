@@ -25,6 +25,7 @@ from rollstream.testing.engine_actors import (
     Recorder,
     Relay,
     StrangeError,
+    Timer,
     Unbuildable,
     note,
     tally,
@@ -311,6 +312,25 @@ def actors_do_not_wait_for_each_other(engine: Engine) -> None:
     with _raises(EngineError, "Recorder.note", "Deferred"):
         _ask(relay, "ask", recorder, 1)
     assert _ask(recorder, "seen") == []
+
+
+@_rule
+def delayed_messages_come(factory: Factory) -> None:
+    """What anybody sends for later comes; leaving the scope waits for it, and raises its errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        with factory() as engine:
+            [timer], [journal] = engine.spawn(Timer), engine.spawn(Journal, (folder,))
+            for delays in ([0.0], [0.002, 0.001, 0.0]):
+                assert sorted(_ask(timer, "start", *delays)) == sorted(delays)
+            journal.send_later(0.001, "write", "driver's")
+            [recorder] = engine.spawn(Recorder)
+            journal.send_later(0.0, "write", recorder.call("note", "reply's"))
+            _ask(timer, "start_for", journal, "actor's")
+            with _raises(EngineError, "missing", "note"):
+                timer.send_later(0.0, "missing")
+        assert sorted(Path(folder, "0").read_text().split()) == ["actor's", "closed", "driver's", "reply's"]
+    with _raises(StrangeError, "too late"), factory() as engine:
+        _ask(engine.spawn(Timer)[0], "fail", "too late")
 
 
 @_rule_inside

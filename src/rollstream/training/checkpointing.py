@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.flow import Iter
+from rollstream.flow.provenance import Merger
 from rollstream.flow.snapshot import actor_files
 from rollstream.rl.operators import Report
 from rollstream.rl.policy import Weights
@@ -152,11 +153,21 @@ def is_worker(actor: str) -> bool:
 def without_workers(state: Mapping[str, Any], ratio: float) -> dict[str, Any]:
     """The state of a plan without that of its rollout workers, of which there are `ratio` times as many now.
 
-    Rate limiters count rollouts, which are that much shorter.
+    Rate limiters count rollouts, which are that much shorter. Batches that are not full are dropped: their
+    rollouts have another number of environments.
     """
     actors = {name: own for name, own in state["actors"].items() if not is_worker(name)}
-    nodes = {
-        name: own | {"inserts": round(own["inserts"] * ratio), "pending": 0} if "pending" in own else own
-        for name, own in state["nodes"].items()
-    }
+    nodes = {name: _for_other_workers(own, ratio) for name, own in state["nodes"].items()}
     return {**state, "actors": actors, "nodes": nodes}
+
+
+def _for_other_workers(node: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    own = dict(node)
+    if "pending" in own:
+        own |= {"inserts": round(own["inserts"] * ratio), "pending": 0}
+    if "stages" in own:
+        own["stages"] = {
+            name: stage | {"partial": [], "merger": Merger().state_dict()} if "partial" in stage else stage
+            for name, stage in own["stages"].items()
+        }
+    return own

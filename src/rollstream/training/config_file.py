@@ -20,7 +20,7 @@ from rollstream.algos import algorithm as algorithm_of
 from rollstream.atomic_files import write_atomically
 from rollstream.engine import RollstreamError
 from rollstream.rl.acting import Acting
-from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.algorithm import INFERENCE, Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
 from rollstream.state_codec import StateEncodingError, decode_state, encode_state
@@ -88,6 +88,7 @@ def write_run_config(
             "workers": task.workers,
             "policy": None if task.policy is None else _source(task.policy),
             "acting": task.acting,
+            **{name: getattr(task, name) for name in INFERENCE},
         },
         "engine": run_config.engine,
         "acts_on": acts_on,
@@ -195,6 +196,7 @@ def _check(content: Mapping[str, Any]) -> None:
     ):
         _require(type(value) is int and value >= low, name, value)
     _require(task.get("acting", "auto") in get_args(Acting), "acting", task.get("acting"))
+    validate(Task, {name: task.get(name) for name in INFERENCE}, _IS)
     _require(
         environment["vectorization"] in ("auto", "sync", "native"),
         "vectorization",
@@ -256,6 +258,7 @@ def read_run_config(
             task["workers"],
             policy,
             task.get("acting", "auto"),
+            **{name: task.get(name) for name in INFERENCE},
         ),
         content["engine"],
         EvaluationConfig(**content["evaluation"]),

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from rollstream.rl.action_masks import allows_action, join_masks, mask_sizes
 from rollstream.rl.env_checks import INTERFACE_ERRORS, space_mismatch
 from rollstream.rl.frame_stack import first_stack, push_frame
-from rollstream.rl.jit import jit
+from rollstream.rl.jit import cpu_device, jit
 from rollstream.rl.policy import Policy, State, Weights
 from rollstream.rl.spaces import (
     Observation,
@@ -27,7 +27,6 @@ from rollstream.rl.spaces import (
     zeros,
 )
 from rollstream.rl.vector import actions_for
-from rollstream.rl.worker import cpu_device
 
 
 def stochastic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:

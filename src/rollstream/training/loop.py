@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.algos import supporting
-from rollstream.engine import Actor, ActorEvent, Engine, RollstreamError
+from rollstream.engine import Actor, ActorDied, ActorEvent, Engine, RollstreamError
 from rollstream.engine import engine as open_engine
 from rollstream.flow import Iter
 from rollstream.rl.acting import describe_acting, has_accelerator
@@ -273,12 +273,14 @@ class TrainingLoop:
                     break
                 if checkpointing is not None:
                     checkpointing.save_if_due(report, watch, logger)
-        except Exception:
+        except Exception as error:
             if checkpointing is not None:
                 with suppress(
                     Exception
                 ):  # keep the pending checkpoint if possible, but raise the first error
                     checkpointing.commit()
+            if isinstance(error, ActorDied):
+                raise self._cannot_go_on(error) from error
             raise
         if report is not None:  # the loop was left, or the plan has ended
             if checkpointing is not None:
@@ -288,6 +290,14 @@ class TrainingLoop:
         if interrupts.received is not None and not finished:
             self._note_interrupt(start_step if report is None else int(report[STEPS]))
             interrupts.exit()
+
+    def _cannot_go_on(self, died: ActorDied) -> RollstreamError:
+        """An actor died that is not restarted, such as the learner."""
+        if self._folder is None:
+            return RollstreamError(f"{died}; with an output folder, the run could be resumed")
+        return RollstreamError(
+            f"{died}; continue from the newest checkpoint in {self._folder} with --resume (resume=True)"
+        )
 
     def _require_report(self, report: Any) -> None:
         if not isinstance(report, Mapping) or STEPS not in report:

@@ -38,6 +38,8 @@ def train(
     workers: int | None = None,
     engine: str | None = None,
     acting: str | None = None,
+    inference_batch: int | None = None,
+    inference_deadline: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     trust: bool = False,
@@ -71,7 +73,11 @@ def train(
         engine: `inline`, `threads`, `processes` or `ray`. Default: `processes` if there are workers, else
             `inline`.
         acting: where workers in the driver's process act: `host`, `device` (JAX's default), or `auto`
-            (default), which is an accelerator if there is one and the network is large.
+            (default), which is an accelerator if there is one and the network is large. With `central`, an
+            inference actor acts for all workers, also for those in other processes.
+        inference_batch: number of workers whose actions the inference actor chooses together (default: half
+            of them).
+        inference_deadline: milliseconds after which it does not wait for more of them (default 2).
         out: the run folder; without one nothing is written.
         resume: resume the run in `out` from its newest checkpoint. Arguments that are left out keep their
             values.
@@ -114,6 +120,8 @@ def train(
         policy=policy,
         engine=cast(Any, engine),
         acting=cast(Any, acting),
+        inference_batch=inference_batch,
+        inference_deadline=inference_deadline,
         evaluate_every=evaluate_every,
         evaluate_episodes=evaluate_episodes,
         stop_at=stop_at,

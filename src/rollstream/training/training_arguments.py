@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from rollstream.engine import RollstreamError
 from rollstream.limits import Limits
 from rollstream.rl.acting import Acting
-from rollstream.rl.algorithm import Algorithm, Task
+from rollstream.rl.algorithm import INFERENCE, Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
 from rollstream.rl.worker import PolicyMaker
 from rollstream.training.config import config_from_dict, resolve_config
@@ -53,6 +53,8 @@ class TrainingArguments:
     policy: PolicyMaker | None = None
     engine: Literal["inline", "threads", "processes", "ray"] | None = None
     acting: Acting | None = None
+    inference_batch: Positive = None
+    inference_deadline: Annotated[float | None, Limits(0)] = None
     evaluate_every: Positive = None
     evaluate_episodes: Positive = None
     stop_at: float | None = None
@@ -63,7 +65,16 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
-        checked += ("engine", "acting", "stop_at", "checkpoint_every", "keep", "deadline")
+        checked += (
+            "engine",
+            "acting",
+            "inference_batch",
+            "inference_deadline",
+            "stop_at",
+            "checkpoint_every",
+            "keep",
+            "deadline",
+        )
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
         if self.policy is not None and not callable(self.policy):
             raise RollstreamError(
@@ -85,13 +96,25 @@ class TrainingArguments:
             self.algorithm,
             resolve_config(self.algorithm, environment.name, self.config).for_workers(self.workers or 0),
             Task(
-                environment, self.steps, self.seed or 0, self.workers or 0, self.policy, self.acting or "auto"
+                environment,
+                self.steps,
+                self.seed or 0,
+                self.workers or 0,
+                self.policy,
+                **self._acting(),
             ),
             self.engine or ("processes" if self.workers else "inline"),
             self._evaluation(EvaluationConfig()),
             self._checkpoints(CheckpointConfig()),
             self.algorithm_source,
         )
+
+    def _acting(self, saved: Task | None = None) -> dict[str, Any]:
+        """Where workers act; what configures an inference actor is kept as long as there is one."""
+        given = {"acting": self.acting, **{name: getattr(self, name) for name in INFERENCE}}
+        if saved is not None and self.acting not in (None, saved.acting):
+            return given
+        return _without_none(given)
 
     def _engine(self, saved: RunConfig) -> str:
         """The engine of a resumed run: the default for its workers, if it was the default before."""
@@ -138,11 +161,11 @@ class TrainingArguments:
                     f"resume: leave {name} out{fix}, or start a new run in another folder"
                 )
         task = saved.task
-        steps, acting = self.steps or task.steps, self.acting or task.acting
+        steps = self.steps or task.steps
         workers = task.workers if self.workers is None else self.workers
         return replace(
             saved,
-            task=replace(task, steps=steps, workers=workers, acting=acting),
+            task=replace(task, steps=steps, workers=workers, **self._acting(task)),
             engine=self.engine or self._engine(saved),
             evaluation=self._evaluation(saved.evaluation),
             checkpoints=self._checkpoints(saved.checkpoints),
