@@ -18,7 +18,19 @@ ENDINGS = ((3, "terminated"), (2, "truncated"), (1, "truncated"), (4, "both"), (
 """How long episodes are and how they end, over and over."""
 
 
-class Scripted(gymnasium.Env[Any, Any]):
+class OwnSpaces(gymnasium.Env[Any, Any]):
+    """Copies the spaces of its class.
+
+    Gymnasium's vector environments give a space a random state. Where all environments of a class share it,
+    their state cannot be saved any more, in any test that follows in the same process.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = deepcopy(type(self).observation_space)
+        self.action_space = deepcopy(type(self).action_space)
+
+
+class Scripted(OwnSpaces):
     """Follows `ENDINGS` from a place that the seed chooses; observations tell episode and step.
 
     With `reuses`, it writes all observations into one array, as environments may.
@@ -28,6 +40,7 @@ class Scripted(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(3)
 
     def __init__(self, reuses: bool = False):
+        super().__init__()
         self._reuses = reuses
         self._array = np.zeros(2)
         self._episode = self._step = 0
@@ -108,13 +121,14 @@ class Samples(gymnasium.Env[Any, Any]):
         return self.seen[-1], {} if self._masks is None else {"action_mask": self._mask()}
 
 
-class Target(gymnasium.Env[Any, Any]):
+class Target(OwnSpaces):
     """The reward is how near an action comes to what is asked for; one number, and one step an episode."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(-2, 2, (1,), np.float32)
 
     def __init__(self) -> None:
+        super().__init__()
         self._wanted = np.zeros(1, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -127,7 +141,7 @@ class Target(gymnasium.Env[Any, Any]):
         return self._wanted, reward, True, False, {}
 
 
-class Signals(gymnasium.Env[Any, Any]):
+class Signals(OwnSpaces):
     """Of three actions two are legal; a number and a choice together tell which one pays.
 
     An episode is twenty steps long: at random it pays 10.
@@ -139,6 +153,7 @@ class Signals(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(3)
 
     def __init__(self) -> None:
+        super().__init__()
         self._number, self._choice, self._forbidden = np.zeros(2, np.float32), 0, 0
         self._step = 0
 
@@ -164,7 +179,7 @@ class Signals(gymnasium.Env[Any, Any]):
         return {"action_mask": (np.arange(3) != self._forbidden).astype(np.int8)}
 
 
-class Recall(gymnasium.Env[Any, Any]):
+class Recall(OwnSpaces):
     """Shows a cue of 1 or -1 first, then zeros; the fourth action pays 1 if it tells the cue, else -1.
 
     Without memory, the mean return is 0 whatever the policy.
@@ -174,6 +189,7 @@ class Recall(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(2)
 
     def __init__(self) -> None:
+        super().__init__()
         self._cue = self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -188,7 +204,7 @@ class Recall(gymnasium.Env[Any, Any]):
         return np.array([0, self._step == 3], np.float32), reward, over, False, {}
 
 
-class Catch(gymnasium.Env[Any, Any]):
+class Catch(OwnSpaces):
     """A ball falls through a grid of 10 x 10; the paddle below pays 1 for catching it, and -1 otherwise.
 
     At random, an episode pays about -0.8.
@@ -198,6 +214,7 @@ class Catch(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(3)
 
     def __init__(self, value: int = 1):
+        super().__init__()
         self._value = value
         self._ball = self._row = self._paddle = 0
 
