@@ -32,7 +32,7 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.central_worker import CentralWorker
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.gae import add_gae
-from rollstream.rl.inference_actor import Answer, InferenceActor
+from rollstream.rl.inference_actor import InferenceActor, InferenceResult
 from rollstream.rl.operators import ParallelRollouts
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.rollout import Rollout
@@ -295,7 +295,7 @@ def answers(worker: CentralWorker, inference: FakeActor, versions: Any) -> None:
     while inference.sent:
         _, index, number, inputs, wants_statistics = inference.sent.pop(0)
         actor.act(index, number, inputs, wants_statistics)
-        answer: Answer = own.sent.pop()[2]
+        answer: InferenceResult = own.sent.pop()[2]
         worker.receive_actions(number, answer._replace(version=next(versions)))
 
 
@@ -334,8 +334,8 @@ def test_answers_to_other_requests_are_ignored() -> None:
     worker = worker_with(inference)
     worker.sample(Context("sample", ("worker", "sample", 0), None, {}))
     [(_, _, number, *_)] = inference.sent
-    worker.receive_actions(number + 1, Answer((), 0, 1, 0.0, {}))
-    worker.receive_actions(number - 1, Answer((), 0, 1, 0.0, {}))
+    worker.receive_actions(number + 1, InferenceResult((), 0, 1, 0.0, {}))
+    worker.receive_actions(number - 1, InferenceResult((), 0, 1, 0.0, {}))
     assert len(inference.sent) == 1
     worker.ask_again()
     assert [message[2] for message in inference.sent] == [number, number]

@@ -106,7 +106,7 @@ def tangle(engine: rs.Engine) -> flow.Iter[Any]:
 def central(engine: rs.Engine) -> flow.Iter[Any]:
     """Workers that ask another actor for every item, which answers them."""
     [inference], workers = engine.spawn(Learner, name="inference"), engine.spawn(Worker, count=4)
-    items = flow.from_actors(workers, "sample", talks_to=[inference]).gather_async(num_async=2)
+    items = flow.from_actors(workers, "sample", receivers=[inference]).gather_async(num_async=2)
     return items.batch(4).for_each(UpdateWeights(inference)).for_each(len, name="Report")
 
 

@@ -91,7 +91,7 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         for actor in node.actors():
             homes.setdefault(actor.name, node.operators()[0].name)
     operators = [own for node in nodes for own in node.operators()]
-    receivers = {own.name: [*actors_in(own.function), *own.talks_to] for own in operators}
+    receivers = {own.name: [*actors_in(own.function), *own.receivers] for own in operators}
     others: dict[str, dict[str, Actor[Any]]] = {}
     for actor in (actor for actors in receivers.values() for actor in actors if actor.name not in homes):
         others.setdefault(family(actor), {})[actor.name] = actor
@@ -107,6 +107,6 @@ def _messages(nodes: list[Node]) -> tuple[list[GraphNode], list[GraphEdge]]:
         for actor in actors
     ]
     edges += [
-        GraphEdge(homes[actor.name], own.name, "message") for own in operators for actor in own.talks_to
+        GraphEdge(homes[actor.name], own.name, "message") for own in operators for actor in own.receivers
     ]
     return extra, list(dict.fromkeys(edges))

@@ -34,7 +34,7 @@ class Operator:
         self.location = location
         self.function = function
         """The user's function, if there is one; it may hold actors to send messages to."""
-        self.talks_to: tuple[Actor[Any], ...] = ()
+        self.receivers: tuple[Actor[Any], ...] = ()
         """Actors that it exchanges messages with, for the graph."""
         self.bound = ""
         """The limit of the items held here, for the graph: `buffer=16`."""

@@ -133,19 +133,19 @@ def from_actors(
     method: str,
     *,
     name: str | None = None,
-    talks_to: Sequence[Actor[Any]] = (),
+    receivers: Sequence[Actor[Any]] = (),
 ) -> ParIter[Any]:
     """A stream with one shard per actor; each item is a call of the method.
 
     StopIteration ends the shard. A method that has no item yet returns a `Deferred`, and completes it from
     a later call. A method with a parameter called `context` can add numbers to the provenance of its item:
-    `context.note(version=3, steps=64)`. `talks_to` are actors that the method sends messages to, and
+    `context.note(version=3, steps=64)`. `receivers` are actors that the method sends messages to, and
     that answer it: the graph shows them.
     """
     actors = checked_actors(actors, method)
     name = name or f"{actors[0].cls.__name__}.{method}"
     source = Operator(name, plan_line())
-    source.talks_to = tuple(talks_to)
+    source.receivers = tuple(receivers)
     return ParIter(actors, ShardPlan(source, method))
 
 

@@ -17,21 +17,21 @@ from rollstream.engine import Actor, ActorContext, Deferred, RollstreamError
 from rollstream.flow import Context
 from rollstream.rl.env_worker import EnvWorker, Inputs
 from rollstream.rl.gae import final_inputs
-from rollstream.rl.inference_actor import Answer, InferenceActor
+from rollstream.rl.inference_actor import InferenceActor, InferenceResult
 from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.params import Weights
 from rollstream.rl.report import INFERENCE_BATCH_SIZES, INFERENCE_REQUESTS, INFERENCE_WAIT
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.worker_spec import WorkerSpec
 
-Steps: TypeAlias = Generator["_Question", Answer, Any]
-"""Yields questions, is sent the answers, and returns something."""
+Steps: TypeAlias = Generator["_Query", InferenceResult, Any]
+"""Yields queries, is sent the results, and returns something."""
 _VALUE = 3
 """The position of the values among what `evaluated_step` returns."""
 
 
 @dataclass
-class _Question:
+class _Query:
     """What is asked of the inference actor."""
 
     inputs: Inputs
@@ -49,7 +49,7 @@ class _Tally:
     """Sum of the sizes of the batches."""
     wait: float = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: InferenceResult) -> None:
         self.version = min(self.version, answer.version)
         self.requests += 1
         self.batches += answer.batch_size
@@ -72,7 +72,7 @@ class CentralWorker(EnvWorker):
         """Rollouts that were asked for. Several flows, one after the other, may have asked."""
         self._rollout: Steps | None = None
         """The rollout in progress."""
-        self._asked: tuple[int, _Question] | None = None
+        self._asked: tuple[int, _Query] | None = None
         """The request that has not been answered, and its number."""
         # A restarted worker must not take an answer to the one before it for its own.
         self._numbers = itertools.count(context.restarts << 40)
@@ -95,7 +95,7 @@ class CentralWorker(EnvWorker):
 
     # Messages ----------------------------------------------------------------------------------
 
-    def receive_actions(self, number: int, answer: Answer) -> None:
+    def receive_actions(self, number: int, answer: InferenceResult) -> None:
         """The inference actor has answered. What was asked twice is answered twice: the first one counts."""
         if self._asked is not None and number == self._asked[0]:
             self._asked = None
@@ -109,29 +109,29 @@ class CentralWorker(EnvWorker):
         if self._asked is not None:
             self._ask(*self._asked)
 
-    def _ask(self, number: int, question: _Question) -> None:
-        self._asked = number, question
-        self._inference.send("act", self._index, number, question.inputs, question.wants_statistics)
+    def _ask(self, number: int, query: _Query) -> None:
+        self._asked = number, query
+        self._inference.send("act", self._index, number, query.inputs, query.wants_statistics)
 
     # Rollouts ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._rollout = self._item_steps(self._replies[0][1])
+        self._rollout = self._generate_item(self._replies[0][1])
         self._continue(None)
 
-    def _continue(self, answer: Answer | None) -> None:
+    def _continue(self, answer: InferenceResult | None) -> None:
         """Step the environments until actions are needed again, or the rollout is complete."""
         assert self._rollout is not None
         item = error = None
         start, reply = time.perf_counter(), self._replies[0][0]
         try:
-            question = self._rollout.send(answer)  # pyright: ignore[reportArgumentType]
+            query = self._rollout.send(answer)  # pyright: ignore[reportArgumentType]
         except StopIteration as end:
             item = end.value
         except Exception as caught:
             error = caught
         else:
-            self._ask(next(self._numbers), question)
+            self._ask(next(self._numbers), query)
         if answer is not None:
             reply.busy += time.perf_counter() - start
         if self._asked is not None:
@@ -145,14 +145,14 @@ class CentralWorker(EnvWorker):
         if self._replies and self._rollout is None:
             self._begin()
 
-    def _item_steps(self, context: Context) -> Steps:
+    def _generate_item(self, context: Context) -> Steps:
         """The steps of an item, which it returns."""
         start, sampled, version = time.perf_counter(), None, math.inf
         if not self._knows_statistics:
             yield from self._estimate_statistics()
         while sampled is None:
             self._tally = _Tally()
-            rollout = yield from self._rollout_steps()
+            rollout = yield from self._generate_rollout()
             version = self._tally.version
             statistics = yield from self._evaluate(rollout)
             sampled = self._item(statistics, rollout)
@@ -168,12 +168,12 @@ class CentralWorker(EnvWorker):
         )
         return item
 
-    def _rollout_steps(self, length: int | None = None) -> Steps:
+    def _generate_rollout(self, length: int | None = None) -> Steps:
         """The steps of a rollout, which it returns."""
-        steps = self._steps(length)
+        steps = self._record_rollout(length)
         asked = next(steps)
         while not isinstance(asked, Rollout):
-            answer = yield _Question(asked)
+            answer = yield _Query(asked)
             asked = steps.send(answer.outputs)
         return asked
 
@@ -184,23 +184,23 @@ class CentralWorker(EnvWorker):
         statistics: Weights = {}
         if "last" in wanted:
             inputs = rollout.last_observation, last_state, self._blank_noise
-            answer = yield _Question(inputs, self._normalizes)
+            answer = yield _Query(inputs, self._normalizes)
             rollout.last_value, statistics = answer.outputs[_VALUE], answer.statistics
         if "final" in wanted:
             final_value = np.full(rollout.columns.shape, np.nan, np.float32)
             for rows, observations, *states in final_inputs(self.vector.observation_space, rollout):
                 state = states[0] if states else last_state
-                answer = yield _Question((observations, state, self._blank_noise))
+                answer = yield _Query((observations, state, self._blank_noise))
                 final_value[rows] = answer.outputs[_VALUE][: len(rows[0])]
             rollout.final_value = final_value
         return statistics
 
     def _estimate_statistics(self) -> Steps:
         """If there are no statistics that normalize yet, estimate some, from steps that count nowhere."""
-        answer = yield _Question((self.observation, self.state, self._blank_noise), wants_statistics=True)
+        answer = yield _Query((self.observation, self.state, self._blank_noise), wants_statistics=True)
         if lacks_statistics(answer.statistics):
             policy: Any = self.policy
-            rollout = yield from self._rollout_steps(self._statistics_length)
+            rollout = yield from self._generate_rollout(self._statistics_length)
             with self._at_home():
                 self._estimate = jax.tree.map(np.asarray, policy.batch_statistics(rollout.columns))
             self._inference.send("add_statistics", self._estimate)

@@ -17,8 +17,8 @@ from rollstream.replay.signature import Signature, flatten_columns
 from rollstream.rl.device_sampling import RingLayout
 from rollstream.rl.device_storage import DeviceStorage
 from rollstream.rl.device_sum_tree import num_levels
-from rollstream.rl.packed_arrays import rounded_up
 from rollstream.rl.rollout_rounds import join_chunks
+from rollstream.rl.transfer_buffer import rounded_up
 from rollstream.rl.transition_ring import FinalSlots, TransitionRing
 
 Array = np.ndarray[Any, Any]

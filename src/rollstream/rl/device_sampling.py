@@ -26,7 +26,7 @@ from rollstream.rl.device_sum_tree import (
     take_rows,
     with_sums,
 )
-from rollstream.rl.packed_arrays import PackedArrays
+from rollstream.rl.transfer_buffer import TransferBuffer
 
 Array = Any
 NO_FINAL = -1
@@ -83,7 +83,11 @@ class Priorities(NamedTuple):
 
 
 def write_rollouts(
-    layout: RingLayout, packing: PackedArrays, storage: Storage, priorities: Priorities | None, buffer: Array
+    layout: RingLayout,
+    packing: TransferBuffer,
+    storage: Storage,
+    priorities: Priorities | None,
+    buffer: Array,
 ) -> tuple[Storage, Priorities | None]:
     """Write T steps of all environments, and the observations after them.
 

@@ -16,7 +16,7 @@ from rollstream.replay.signature import ArraySpec, Signature
 from rollstream.rl.device_sampling import Priorities, RingLayout, Storage, write_finals, write_rollouts
 from rollstream.rl.device_sum_tree import create_levels
 from rollstream.rl.jit import jit
-from rollstream.rl.packed_arrays import PackedArrays
+from rollstream.rl.transfer_buffer import TransferBuffer
 
 Array = np.ndarray[Any, Any]
 _BLOCK_BYTES = 64 << 20
@@ -154,7 +154,7 @@ def _column_specs(layout: RingLayout, signature: Signature) -> dict[str, ArraySp
     return specs
 
 
-def _packing(layout: RingLayout, columns: Mapping[str, ArraySpec]) -> PackedArrays:
+def _packing(layout: RingLayout, columns: Mapping[str, ArraySpec]) -> TransferBuffer:
     """How a round travels to the device."""
     length, width = layout.rollout_length, layout.num_envs
     specs: dict[str, Any] = {
@@ -165,7 +165,7 @@ def _packing(layout: RingLayout, columns: Mapping[str, ArraySpec]) -> PackedArra
     specs["position"] = (), np.int32
     if layout.priority_exponent:
         specs["items"] = (layout.n_step - 1 + length, width), np.bool_
-    return PackedArrays(specs)
+    return TransferBuffer(specs)
 
 
 @partial(jax.jit, static_argnums=1)

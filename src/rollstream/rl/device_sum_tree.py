@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from rollstream.rl.packed_arrays import rounded_up
+from rollstream.rl.transfer_buffer import rounded_up
 
 Array = Any
 Levels: TypeAlias = tuple[Array, ...]

@@ -95,7 +95,9 @@ class EnvWorker(ABC):
             item = replace_reset_steps(item, mask, self._generator)
         return item, steps
 
-    def _steps(self, length: int | None = None) -> Generator[Inputs | Rollout, tuple[Any, ...], None]:
+    def _record_rollout(
+        self, length: int | None = None
+    ) -> Generator[Inputs | Rollout, tuple[Any, ...], None]:
         """Step the environments: yields what to choose actions for, and at last the rollout.
 
         It is sent the actions, the new state, and log probabilities and values if the policy has evaluated

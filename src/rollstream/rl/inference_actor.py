@@ -24,7 +24,7 @@ from rollstream.rl.params import Weights
 from rollstream.rl.worker_spec import WorkerSpec, policy_step
 
 
-class Answer(NamedTuple):
+class InferenceResult(NamedTuple):
     """What a policy chose for one worker."""
 
     outputs: tuple[Any, ...]
@@ -147,8 +147,10 @@ class InferenceActor:
         parts = self._outputs(weights, [request.inputs for request in waiting.values()])
         for (worker, request), outputs in zip(waiting.items(), parts, strict=True):
             statistics = statistics_of(weights) if request.wants_statistics else {}
-            answer = Answer(outputs, self._version, len(waiting), start - request.arrived, statistics)
-            self._workers[worker].send("receive_actions", request.number, answer)
+            result = InferenceResult(
+                outputs, self._version, len(waiting), start - request.arrived, statistics
+            )
+            self._workers[worker].send("receive_actions", request.number, result)
 
     def _outputs(self, weights: Weights, inputs: list[Inputs]) -> list[tuple[Any, ...]]:
         """What the policy returns for each of the inputs, computed together.

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 
 from rollstream.engine import RollstreamError
+from rollstream.rl.accelerator_program import AcceleratorProgram, on_packed
 from rollstream.rl.batch import Columns
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.device_sampling import RingLayout
 from rollstream.rl.device_updates import updates_on_draws
 from rollstream.rl.jit import has_accelerator, host_memory, jit
 from rollstream.rl.normalize import combined_statistics
-from rollstream.rl.packed_programs import AcceleratorProgram, on_packed
 from rollstream.rl.packed_tree import LARGE, PackedTrees, PublishedWeights
 from rollstream.rl.params import Weights, host_arrays, require_same_shapes, trainable
 from rollstream.rl.policy import Policy

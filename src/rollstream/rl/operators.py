@@ -41,7 +41,7 @@ __all__ = [
 def ParallelRollouts(workers: WorkerSet) -> ParIter[Any]:  # noqa: N802
     """Rollouts, one shard per worker: batches, or what the workers' postprocessing makes of them."""
     others = [] if workers.inference is None else [workers.inference]
-    return flow.from_actors(workers.actors, "sample", name="ParallelRollouts", talks_to=others)
+    return flow.from_actors(workers.actors, "sample", name="ParallelRollouts", receivers=others)
 
 
 class ConcatBatches:

@@ -100,7 +100,7 @@ class RolloutWorker(EnvWorker):
         return item
 
     def _rollout(self, length: int | None = None) -> Rollout:
-        act, steps = self._acting(), self._steps(length)
+        act, steps = self._acting(), self._record_rollout(length)
         asked = next(steps)
         while not isinstance(asked, Rollout):
             asked = steps.send(act(*asked))

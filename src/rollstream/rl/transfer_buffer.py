@@ -25,10 +25,10 @@ class _Part(NamedTuple):
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-class PackedArrays:
+class TransferBuffer:
     """Packs arrays of fixed shapes and dtypes on the host, and unpacks them inside a jitted function.
 
-    >>> packing = PackedArrays({"reward": ((2,), np.float32), "done": ((2,), bool)})
+    >>> packing = TransferBuffer({"reward": ((2,), np.float32), "done": ((2,), bool)})
     >>> buffer = packing.pack({"reward": np.array([1.0, 2.0]), "done": np.array([False, True])})
     >>> {name: array.tolist() for name, array in packing.unpack(buffer).items()}
     {'reward': [1.0, 2.0], 'done': [False, True]}

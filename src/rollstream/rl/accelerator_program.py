@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from rollstream.rl.jit import host_memory, jit
-from rollstream.rl.packed_arrays import PackedArrays
 from rollstream.rl.packed_tree import PackedTrees, copied
+from rollstream.rl.transfer_buffer import TransferBuffer
 
 Array = Any
 _MAX_PACKED = 1 << 20
@@ -49,7 +49,7 @@ class AcceleratorProgram:
         self._program = on_packed(program, packing)
         self._publish_to = publish_to
         self._concurrent = concurrent
-        self._compiled: dict[Any, tuple[PackedArrays, Any]] = {}
+        self._compiled: dict[Any, tuple[TransferBuffer, Any]] = {}
         """By structure, shapes and dtypes of the inputs."""
 
     def __call__(self, trained: Any, finite: Array, priorities: Any, *inputs: Any) -> Any:
@@ -67,7 +67,7 @@ class AcceleratorProgram:
                 others.append(leaf)
         key = structure, tuple((name, leaf.shape, leaf.dtype) for name, leaf in packed.items())
         if key not in self._compiled:
-            packing = PackedArrays({name: _spec(leaf) for name, leaf in packed.items()})
+            packing = TransferBuffer({name: _spec(leaf) for name, leaf in packed.items()})
             run = self._packed_program(structure, packing)
             arguments = trained, finite, priorities, others, packing.pack(packed)
             compiled = jit(
@@ -80,7 +80,7 @@ class AcceleratorProgram:
         packing, compiled = self._compiled[key]
         return compiled(trained, finite, priorities, others, packing.pack(packed))
 
-    def _packed_program(self, structure: Any, packing: PackedArrays) -> Callable[..., Any]:
+    def _packed_program(self, structure: Any, packing: TransferBuffer) -> Callable[..., Any]:
         def run(trained: Any, finite: Array, priorities: Any, others: list[Any], buffer: Array) -> Any:
             packed, rest = packing.unpack(buffer), iter(others)
             leaves = [
