@@ -7,7 +7,8 @@ passes; figures are medians. Compare within one run, on a machine with nothing e
 is the harder comparison, which the targets are meant for: small updates cost the peers more.
 
 - `sync`: the plan on inline; workers wait while the learner learns.
-- `overlap`: 2 workers on processes that sample the next batch meanwhile, one version behind.
+- `overlap`: a worker on a process samples the next batch meanwhile, one version behind. One, since the learner
+  takes the other of two cores: with two workers, each of 4 environments, it is a fifth slower there.
 - `native`: as `sync`, with Gymnasium's numpy vector CartPole of 64 environments; there is nothing to compare
   it with, it is only reported.
 
@@ -44,7 +45,7 @@ class Figure:
 
 COMPETITORS = {
     "sync": Competitor("ppo_rollstream.py"),
-    "overlap": Competitor("ppo_rollstream.py", ("--engine", "processes", "--workers", "2", "--overlap")),
+    "overlap": Competitor("ppo_rollstream.py", ("--engine", "processes", "--workers", "1", "--overlap")),
     "native": Competitor("ppo_rollstream.py", ("--environments", "64", "--vectorization", "native")),
     "Stable-Baselines3": Competitor("ppo_sb3.py", package="stable_baselines3", share=0.5),
     "SBX": Competitor("ppo_sbx.py", package="sbx", share=0.5),
