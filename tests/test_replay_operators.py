@@ -549,13 +549,10 @@ def test_priorities_of_an_earlier_incarnation_are_ignored() -> None:
         shard.insert(chunk(np.arange(5)))
     samples = shards[0].sample()
     assert isinstance(samples, ReplayBatch)
-    shards[1].update_priorities(
-        samples.keys, np.full(len(samples.keys), 50.0), shards[0].state_dict()["incarnation"]
-    )
+    new = samples.keys, np.full(len(samples.keys), 50.0)
+    shards[1].update_priorities(new, shards[0].state_dict()["incarnation"])
     assert shards[1].buffer.table.sampler.total_weight == 5
-    shards[1].update_priorities(
-        samples.keys, np.full(len(samples.keys), 50.0), shards[1].state_dict()["incarnation"]
-    )
+    shards[1].update_priorities(new, shards[1].state_dict()["incarnation"])
     assert shards[1].buffer.table.sampler.total_weight == 250
 
 

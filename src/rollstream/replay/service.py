@@ -130,10 +130,13 @@ class ReplayShard:
 
     # Priorities and state ----------------------------------------------------------------------
 
-    def update_priorities(self, keys: Any, priorities: Any, incarnation: float | None = None) -> None:
-        """Set priorities; those of another incarnation are ignored, since its keys mean nothing here."""
+    def update_priorities(self, new: tuple[Any, Any], incarnation: float | None = None) -> None:
+        """Set the priorities of items, given as keys and priorities.
+
+        Those of another incarnation are ignored, since its keys mean nothing here.
+        """
         if incarnation is None or incarnation == self._incarnation:
-            self.buffer.update_priorities(keys, priorities)
+            self.buffer.update_priorities(*new)
 
     def info(self) -> TableInfo:
         """Size, memory and counts of the table."""

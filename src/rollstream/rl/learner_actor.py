@@ -35,7 +35,7 @@ class LearnerActor:
         report = train_on(self._learner, batch, context)
         report[TRAIN] = {name: float(value) for name, value in report[TRAIN].items() if not np.ndim(value)}
         if PRIORITY in report:
-            report[PRIORITY] = tuple(map(self._put, report[PRIORITY]))
+            report[PRIORITY] = self._put(report[PRIORITY])
         return report | {WEIGHTS: self.publish()}
 
     def publish(self) -> tuple[int, Ref[Weights]]:
@@ -58,18 +58,13 @@ class RemoteLearner:
         self.actor = actor
         self.policy = policy
         self.total_steps = total_steps
-        self.version = -1
+        self.version: int
         self.published: Ref[Weights]
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Ask for the newest weights."""
-        self.receive(*self.actor.call("publish").result())
+        self.receive(*actor.call("publish").result())
 
     def receive(self, version: int, weights: Ref[Weights]) -> None:
-        """The learner has published a version; an older one, of a restored state, is ignored."""
-        if version >= self.version:
-            self.version, self.published = version, weights
+        """The learner has published a version."""
+        self.version, self.published = version, weights
 
     @property
     def weights(self) -> Weights:

@@ -219,20 +219,19 @@ class UpdatePriorities:
     def __call__(self, report: Report, context: Context) -> Report:
         """The report without priorities; of shards with their size, losses and samples per insert."""
         if PRIORITY in report:  # sampling is uniform otherwise
-            keys, priorities = report.pop(PRIORITY)
-            self._update(keys, priorities, context)
+            self._update(report.pop(PRIORITY), context)
         if not isinstance(self.replay, ReplayShards):
             return report
         return report | self._shard_metrics(self.replay, context)
 
-    def _update(self, keys: Any, priorities: Any, context: Context) -> None:
-        """Set priorities, which are references if they are those of a shard."""
+    def _update(self, new: Any, context: Context) -> None:
+        """Set priorities, given as keys and priorities, or as a reference to both if they are a shard's."""
         if isinstance(self.replay, ReplayBuffer):
-            self.replay.update_priorities(keys, priorities)
+            self.replay.update_priorities(*new)
             return
         incarnation = context.total("incarnation")
         for actor in context.actors:
-            actor.send("update_priorities", keys, priorities, incarnation)
+            actor.send("update_priorities", new, incarnation)
 
     def _shard_metrics(self, shards: ReplayShards, context: Context) -> Report:
         self._count_lost(shards)
