@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -134,8 +135,11 @@ class Actor(Generic[A]):
         and nothing else can happen.
         """
         self.require(method)
-        if not isinstance(seconds, (int, float)):
-            raise EngineError(f"seconds={seconds!r}: send_later takes a number of seconds, then the method")
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not (is_number and 0 <= seconds < math.inf):
+            raise EngineError(
+                f"seconds={seconds!r}: send_later takes a number of seconds, 0 or more, then the method"
+            )
         label = f"{self.name}.{method}"
         self.engine.post_later(self, Message(method, args, None, label), seconds)
 

@@ -32,7 +32,7 @@ class ActorHost(ABC):
 
     @abstractmethod
     def post_to_driver(
-        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float | None
     ) -> None:
         """Give the driver a message for another actor, to be sent after so many seconds."""
 
@@ -95,13 +95,13 @@ class ActorHost(ABC):
 
     def post(self, actor: Actor[Any], message: Message, sticky: str | None = None) -> None:
         """Send a message by way of the driver; large arrays in it do not go there."""
-        self._post(actor, message, sticky, 0.0)
+        self._post(actor, message, sticky, None)
 
     def post_later(self, actor: Actor[Any], message: Message, seconds: float) -> None:
         """Send a message by way of the driver, which keeps it for so many seconds."""
         self._post(actor, message, None, seconds)
 
-    def _post(self, actor: Actor[Any], message: Message, sticky: str | None, seconds: float) -> None:
+    def _post(self, actor: Actor[Any], message: Message, sticky: str | None, seconds: float | None) -> None:
         if self.closed:
             raise EngineClosed(f"{message.label}: the engine is closed and its actors have ended")
         self.post_to_driver(actor.name, self.codec.pack_message(message), message.label, sticky, seconds)

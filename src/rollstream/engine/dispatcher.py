@@ -167,17 +167,17 @@ class Dispatcher:
         payload: Any,
         label: str,
         sticky: str | None,
-        seconds: float = 0.0,
+        seconds: float | None,
     ) -> None:
-        """An actor in another process sends a message: pass it on unopened, after so many seconds."""
+        """An actor in another process sends a message: pass it on unopened, at once or after some seconds."""
         message = Message("", (), None, label)
         message.payload = payload
         if self._engine.tracer is not None:
             message.posted = (sender.name, time.perf_counter())
         try:
-            if seconds:
-                self.post_later(self._engine.actors[target], message, seconds)
-            else:
+            if seconds is None:
                 self.post(self._engine.actors[target], message, sticky)
+            else:
+                self.post_later(self._engine.actors[target], message, seconds)
         except EngineError as error:  # the other is gone, or the engine is closed
             self._in_flight.settle(message, None, error)

@@ -254,7 +254,13 @@ class FramedTransport(RemoteTransport):
             deferred.resolve(actor.connection.channel.unwrap(wrapped))
 
     def _on_post(
-        self, actor: Actor[Any], target: str, wrapped: Any, label: str, sticky: str | None, seconds: float
+        self,
+        actor: Actor[Any],
+        target: str,
+        wrapped: Any,
+        label: str,
+        sticky: str | None,
+        seconds: float | None,
     ) -> None:
         payload = actor.connection.channel.unwrap(wrapped)
         self.engine.dispatcher.forward(actor, target, payload, label, sticky, seconds)

@@ -129,7 +129,7 @@ class FramedHost(ActorHost):
             self.write(self.channel.frame(kind, *fields))
 
     def post_to_driver(
-        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float | None
     ) -> None:
         self.send(POST, target, self._wrap(payload), label, sticky, seconds)
 

@@ -92,7 +92,7 @@ class RayHost(ActorHost):
         return frames
 
     def post_to_driver(
-        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float
+        self, target: str, payload: Payload, label: str, sticky: str | None, seconds: float | None
     ) -> None:
         self._say(POST, target, item_of(payload), label, sticky, seconds)
 
