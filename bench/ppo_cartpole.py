@@ -7,8 +7,8 @@ passes; figures are medians. Compare within one run, on a machine with nothing e
 is the harder comparison, which the targets are meant for: small updates cost the peers more.
 
 - `sync`: the plan on inline; workers wait while the learner learns.
-- `overlap`: a worker on a process samples the next batch meanwhile, one version behind. One, since the learner
-  takes the other of two cores: with two workers, each of 4 environments, it is a fifth slower there.
+- `overlap`: a worker on a process samples the next batch meanwhile, one version behind. One, since the
+  learner takes the other of two cores: with two workers, each of 4 environments, it is a fifth slower there.
 - `native`: as `sync`, with Gymnasium's numpy vector CartPole of 64 environments; there is nothing to compare
   it with, it is only reported.
 
