@@ -482,7 +482,7 @@ class Plain(ActorCriticPolicy):
         ("ppo", {"policy": Plain}, "Plain does not .evaluates_steps.*set acting='host'"),
         ("ppo", {"acting": "host", "inference_deadline": 1.0}, "acting is host: set acting='central', or"),
         ("ppo", {"inference_batch": 0}, "inference_batch=0: must be an integer >= 1"),
-        ("ppo", {"inference_deadline": -1.0}, "inference_deadline=-1.0: must be a number >= 0"),
+        ("ppo", {"inference_deadline": -1.0}, "inference_deadline=-1.0: must be a number between 0 and 1000"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(algorithm: str, arguments: Any, message: str) -> None:

@@ -20,7 +20,8 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.normalize import Moments
 from rollstream.rl.policy import ActorCriticPolicy, evaluate_batch
-from rollstream.rl.rollout_batches import steps_of
+from rollstream.rl.rollout import Rollout
+from rollstream.rl.rollout_batches import JoinRollouts, join_rollouts, steps_of
 from rollstream.rl.update_metrics import Diverged
 from rollstream.rl.vtrace import evaluate_rollouts
 from rollstream.training.checkpointing import without_workers
@@ -342,19 +343,45 @@ def test_stale_rollouts_are_dropped_and_training_goes_on() -> None:
 @pytest.mark.parametrize("settings", [{}, {"rollouts_per_batch": 3, "replay_ratio": 1}], ids=["", "replay"])
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_a_saved_plan_goes_on_exactly(name: str, settings: dict[str, Any]) -> None:
-    with training(name, "inline", **settings) as (plan, workers):
-        for _ in range(5):
-            next(plan)
-        straight = fingerprint(workers.learner)
+    """Its workers, too, sample with the weights they had, not with the newest ones."""
     with training(name, "inline", **settings) as (plan, workers):
         for _ in range(3):
             next(plan)
         state = pickle.dumps(plan.state_dict())
+        for _ in range(8):
+            next(plan)
+        straight = fingerprint(workers.learner)
     with training(name, "inline", **settings) as (plan, workers):
         plan.load_state_dict(pickle.loads(state))
-        for _ in range(2):
+        for _ in range(8):
             next(plan)
         assert fingerprint(workers.learner) == straight
+
+
+def test_rollouts_of_other_lengths_are_an_error() -> None:
+    one, other = (Rollout(Batch(reward=np.zeros((steps, 2))), np.zeros((2, 3)), []) for steps in (4, 5))
+    with pytest.raises(rs.RollstreamError, match=r"rollouts of 4 and of 5 steps .* same rollout_length"):
+        join_rollouts([one, other])
+
+
+def test_batches_of_another_number_of_workers_are_not_replayed() -> None:
+    join = JoinRollouts(replay_batches=4, replay_ratio=1)
+    for width in (2, 2, 3):
+        columns = Batch(reward=np.zeros((4, width)), observation=np.zeros((4, width, 3)))
+        rollout = Rollout(columns, np.zeros((width, 3)), [])
+        assert join([rollout]).shape == (5, 2 * width)
+    [kept] = join.state_dict()["pool"]
+    assert kept["reward"].shape == (5, 3)
+
+
+@pytest.mark.parametrize(("name", "missing"), [("impala", "ReceiveWeights"), ("apex", "UpdatePriorities")])
+def test_a_plan_that_lacks_an_operator_is_told_which(
+    name: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = ALGORITHMS[name].plan.__module__
+    monkeypatch.setattr(f"{algorithm}.{missing}", lambda _: lambda report: report)
+    with training(name, "inline") as (plan, _), pytest.raises(rs.RollstreamError, match=f"put .*{missing}"):
+        list(islice(plan, 20))
 
 
 def test_minibatches_that_do_not_fit_are_an_error() -> None:

@@ -88,17 +88,6 @@ def test_vtrace_by_its_definition(settings: Settings) -> None:
     np.testing.assert_allclose(found.advantage, advantage, rtol=1e-4, atol=1e-5)
 
 
-def test_advantages_may_have_a_clip_of_their_own() -> None:
-    data: dict[str, Any] = random_data(1)
-    plain = compute_vtrace(**data, gamma=0.9)
-    wide = compute_vtrace(**data, gamma=0.9, clip_pg_rho=3.0)
-    ratio = np.exp(data["log_ratio"])
-    np.testing.assert_array_equal(wide.value_target, plain.value_target)
-    expected = plain.advantage / np.minimum(ratio, 1) * np.minimum(ratio, 3)
-    np.testing.assert_allclose(wide.advantage, expected, rtol=1e-5)
-    assert (np.asarray(wide.advantage) != np.asarray(plain.advantage)).any()
-
-
 @pytest.mark.parametrize("vtrace_lambda", [1.0, 0.6])
 def test_on_policy_it_is_gae(vtrace_lambda: float) -> None:
     data: dict[str, Any] = random_data(2) | {"log_ratio": np.zeros((T, B))}

@@ -97,7 +97,8 @@ class Train(Generic[C]):
     allow_changes: Flag = False
     """Resume with another seed, other hyperparameters or other --env-kwargs."""
     deadline: Annotated[float | None, _option("SECONDS", "none")] = None
-    """Seconds a worker may take for one rollout; one that takes longer is killed and restarted."""
+    """Seconds a worker may take for one rollout, or with --acting central for one step; one that takes
+    longer is killed and restarted."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None

@@ -35,8 +35,8 @@ OptionalNonNegativeInt: TypeAlias = Annotated[int | None, Limits(0)]
 """An integer, 0 or more, or `None`."""
 NonNegativeFloat: TypeAlias = Annotated[float, Limits(0)]
 """A number, 0 or more."""
-OptionalNonNegativeFloat: TypeAlias = Annotated[float | None, Limits(0)]
-"""A number, 0 or more, or `None`."""
+OptionalMilliseconds: TypeAlias = Annotated[float | None, Limits(0, 1000)]
+"""A number from 0 to 1000, or `None`."""
 Ratio: TypeAlias = Annotated[float, Limits(0.01)]
 """A number, 0.01 or more."""
 Sizes: TypeAlias = Annotated[tuple[int, ...], Limits(1)]

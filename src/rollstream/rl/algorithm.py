@@ -12,7 +12,7 @@ import gymnasium
 
 from rollstream.engine import Engine, RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import OptionalNonNegativeFloat, OptionalPositiveInt
+from rollstream.limits import OptionalMilliseconds, OptionalPositiveInt
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.acting import Acting
 from rollstream.rl.env_spec import EnvSpec
@@ -44,7 +44,7 @@ class Task:
     acts for all workers, wherever they are."""
     inference_batch: OptionalPositiveInt = None
     """Number of workers whose actions the inference actor chooses together; by default half of them."""
-    inference_deadline: OptionalNonNegativeFloat = None
+    inference_deadline: OptionalMilliseconds = None
     """Milliseconds after which it does not wait for more of them; by default 2."""
 
     def envs_per_worker(self, num_envs: int) -> int:

@@ -191,13 +191,12 @@ class ReceiveWeights:
         return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the learner has the weights."""
-        return {}
+        """The published weights, and those of every worker."""
+        return self.workers.weights_state()
 
-    def load_state_dict(self, _: Mapping[str, Any]) -> None:
-        """Send the weights of the restored learner to all workers."""
-        self.workers.remote_learner.refresh()
-        self.workers.send_weights()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the published weights, and send every worker its own."""
+        self.workers.load_weights_state(state)
 
 
 def without_stale(stream: Iter[T], workers: WorkerSet, limit: int) -> Iter[T]:

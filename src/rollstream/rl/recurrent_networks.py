@@ -154,7 +154,7 @@ def recurrent_actor_critic(
     distribution: ActionDistribution,
     random: Generator,
     *,
-    memory: Memory = "lstm",
+    memory: RecurrentMemory = "lstm",
     memory_size: int = 64,
     hidden: Sequence[int] | None = None,
     activation: str = "tanh",
@@ -217,7 +217,12 @@ def recurrent_q_network(
 
 
 def _recurrent_mlp(
-    size: int, hidden: Sequence[int], activation: str, memory: Memory, memory_size: int, random: Generator
+    size: int,
+    hidden: Sequence[int],
+    activation: str,
+    memory: RecurrentMemory,
+    memory_size: int,
+    random: Generator,
 ) -> RecurrentMLP:
     """Hidden layers and a cell, for features of some size."""
     body, kind = MLP(size, hidden, activation, random), {"lstm": LSTM, "gru": GRU}[memory]

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.engine import RollstreamError
 from rollstream.flow import Context, Iter
 from rollstream.rl.report import (
     EPISODES,
     INFERENCE_BATCH_SIZES,
     INFERENCE_REQUESTS,
     INFERENCE_WAIT,
+    PRIORITY,
     STALENESS,
     TRAIN,
+    WEIGHTS,
     WILL_UPDATE,
     Report,
 )
@@ -120,6 +123,11 @@ class _Reporter:
             self._updates.append(metrics)
         else:
             report |= {_train_name(name): value for name, value in metrics.items()}
+        for name, operator in _CONSUMED.items():
+            if name in report:
+                raise RollstreamError(
+                    f"nothing has used the {name} of a report: put .for_each({operator}) before ReportMetrics"
+                )
         for name, value in report.items():
             if not math.isnan(value):
                 total, count, _ = self._sums.get(name, (0.0, 0, 0.0))
@@ -201,6 +209,8 @@ def _train_name(name: str) -> str:
     return "rollout/exploration_rate" if name == "epsilon" else f"train/{name}"
 
 
+_CONSUMED = {WEIGHTS: "ReceiveWeights(workers)", PRIORITY: "UpdatePriorities(replay)"}
+"""What reports bring to other operators, and which."""
 _LATEST = frozenset(
     {
         "rollout/exploration_rate",

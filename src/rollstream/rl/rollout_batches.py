@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.batch import FIRST_STATE, Batch, side_by_side
 from rollstream.rl.episode_statistics import EPISODE_COLUMNS
 from rollstream.rl.rollout import Rollout
@@ -24,6 +25,12 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Batch:
     row before: `steps_of` leaves it out. No episode ends in it, but one may start: then the state of a
     recurrent policy is reset before the observation.
     """
+    lengths = sorted({rollout.columns.shape[0] for rollout in rollouts})
+    if len(lengths) > 1:
+        raise RollstreamError(
+            f"rollouts of {lengths[0]} and of {lengths[-1]} steps cannot be joined to one batch: give all "
+            f"workers the same rollout_length"
+        )
     columns = [dict(rollout.columns.per_step()) for rollout in rollouts]
     last = [_last_row(rollout) for rollout in rollouts]
     joined = jax.tree.map(lambda *parts: _join(parts[: len(last)], parts[len(last) :]), *columns, *last)
@@ -82,6 +89,8 @@ class JoinRollouts:
         batch = join_rollouts(rollouts)
         if not self._ratio:
             return batch
+        if self._pool and self._pool[-1].shape != batch.shape:  # resumed with another number of workers
+            self._pool.clear()
         self._pool.append(_without_episodes(batch))
         chosen = self._generator.integers(len(self._pool), size=self._ratio)
         return Batch.concatenate([batch, *(self._pool[index] for index in chosen)])

@@ -42,7 +42,6 @@ def compute_vtrace(
     vtrace_lambda: float = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
-    clip_pg_rho: float | None = None,
 ) -> VTrace:
     r"""V-trace of steps `[T, B]`.
 
@@ -66,21 +65,19 @@ def compute_vtrace(
         vtrace_lambda: 0 for one-step TD targets, 1 for the paper's.
         clip_rho: Maximum of the ratio that weights TD errors.
         clip_c: Maximum of the ratio that weights how far corrections of later steps reach back.
-        clip_pg_rho: Maximum of the ratio in the advantage; `clip_rho` by default.
     """
     ratio = jnp.exp(log_ratio)
     rho, c = jnp.minimum(ratio, clip_rho), jnp.minimum(ratio, clip_c)
-    pg_rho = rho if clip_pg_rho is None else jnp.minimum(ratio, clip_pg_rho)
     td_error = reward + gamma * next_value - value
     discount = gamma * vtrace_lambda * (1.0 - done)
 
     def step(correction_t: Array, inputs_tm1: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        rho_tm1, c_tm1, pg_rho_tm1, td_error_tm1, discount_tm1 = inputs_tm1
+        rho_tm1, c_tm1, td_error_tm1, discount_tm1 = inputs_tm1
         later = discount_tm1 * correction_t
         correction_tm1 = rho_tm1 * td_error_tm1 + c_tm1 * later
-        return correction_tm1, (correction_tm1, pg_rho_tm1 * (td_error_tm1 + later))
+        return correction_tm1, (correction_tm1, rho_tm1 * (td_error_tm1 + later))
 
-    inputs = (rho, c, pg_rho, td_error, discount)
+    inputs = (rho, c, td_error, discount)
     _, (correction, advantage) = jax.lax.scan(step, jnp.zeros_like(value[0]), inputs, reverse=True)
     return VTrace(*jax.lax.stop_gradient((value + correction, advantage)))
 

@@ -55,10 +55,11 @@ class WorkerSet:
         self.heartbeat = Heartbeat()
         self._replay: ReplayShards | None = None
         self._stored: tuple[int, Any] = (-1, None)
+        """The newest version of the weights, as it is sent."""
+        self._sent: dict[str, tuple[int, Any]] = {}
+        """The version that each actor was sent last."""
         self.inference: Actor[InferenceActor] | None = None
         """The actor that acts for the workers, with `acting="central"`."""
-        self._sent: Any = None
-        """The weights that it was sent last."""
         self.actors: list[Actor[Any]]
         if acting == "central":
             self._spawn_central(count, spawn_options)
@@ -115,12 +116,15 @@ class WorkerSet:
         if self._stored[0] != learner.version:
             self._stored = learner.version, self._published(learner)
         if self.inference is not None:
-            if self._sent is not self._stored:
-                self._sent = self._stored
-                self.inference.send("set_weights", *self._stored, sticky=True)
+            if self._sent.get(self.inference.name) is not self._stored:
+                self._send(self.inference, self._stored)
             return
         for actor in self.actors if actors is None else actors:
-            actor.send("set_weights", *self._stored, sticky=True)
+            self._send(actor, self._stored)
+
+    def _send(self, actor: Actor[Any], stored: tuple[int, Any]) -> None:
+        self._sent[actor.name] = stored
+        actor.send("set_weights", *stored, sticky=True)
 
     def _published(self, learner: Learner | RemoteLearner) -> Ref[Weights] | Weights | PublishedWeights:
         """The newest weights: a reference, or the learner's own arrays for workers in this process."""
@@ -153,6 +157,29 @@ class WorkerSet:
     def learner_actor(self) -> Actor[LearnerActor]:
         """The learner's actor: `stream.via(workers.learner_actor, "train", in_flight=2)`."""
         return self.remote_learner.actor
+
+    def weights_state(self) -> dict[str, Any]:
+        """The weights that a learner on an actor published last, and those that each actor was sent last.
+
+        The actors sampled with the latter what comes next, while the learner may be some versions ahead.
+        """
+        learner = self.remote_learner
+        versions = dict([*self._sent.values(), (learner.version, learner.published)])
+        return {
+            "published": learner.version,
+            "sent": {name: version for name, (version, _) in self._sent.items()},
+            "weights": [[version, weights] for version, weights in versions.items()],
+        }
+
+    def load_weights_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the published weights, and send every actor those it had; new actors get the published."""
+        learner, versions = self.remote_learner, dict(state["weights"])
+        learner.version = state["published"]
+        learner.published = versions[learner.version]
+        self._stored = learner.version, learner.published
+        for actor in self.weights_receivers:
+            version = state["sent"].get(actor.name, learner.version)
+            self._send(actor, self._stored if version == learner.version else (version, versions[version]))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the learner, and send its weights to the workers."""

@@ -207,6 +207,8 @@ def metrics_row(report: Report, statistics: Statistics, events: tuple[ActorEvent
     for node in statistics.nodes:
         row[f"flow/{node.name}/items"] = node.items
         row[f"flow/{node.name}/busy"] = node.busy
+        if node.dropped:
+            row[f"flow/{node.name}/dropped"] = node.dropped
     if statistics.bottleneck is not None:
         row["flow/bottleneck"] = statistics.bottleneck
     if events:

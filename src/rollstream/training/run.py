@@ -96,8 +96,8 @@ def train(
         frame_stack: number of observations to stack (default 1).
         policy: makes the policy, instead of the algorithm's own.
         on_report: called with every report; if it returns `True`, training stops and saves.
-        deadline: seconds a worker may take for one rollout; one that takes longer is killed and restarted
-            (default: no limit).
+        deadline: seconds a worker may take for one rollout, or with `acting="central"` for one step of its
+            environments; one that takes longer is killed and restarted (default: no limit).
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(chosen, Algorithm):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rollstream.engine import RollstreamError
-from rollstream.limits import Limits
+from rollstream.limits import Limits, OptionalMilliseconds
 from rollstream.rl.acting import Acting
 from rollstream.rl.algorithm import INFERENCE, Algorithm, Task
 from rollstream.rl.env_spec import EnvSpec, Source
@@ -54,7 +54,7 @@ class TrainingArguments:
     engine: Literal["inline", "threads", "processes", "ray"] | None = None
     acting: Acting | None = None
     inference_batch: Positive = None
-    inference_deadline: Annotated[float | None, Limits(0)] = None
+    inference_deadline: OptionalMilliseconds = None
     evaluate_every: Positive = None
     evaluate_episodes: Positive = None
     stop_at: float | None = None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from rollstream.engine import Engine
+from rollstream.training.checkpointing import is_worker
 from rollstream.training.interrupts import Interrupts
 
 SILENCE = 30.0
@@ -70,8 +71,10 @@ class Watchdog:
             self._interrupts.force()
 
     def _hint(self, name: str) -> str:
-        deadline = self._engine.actors[name].options.deadline
-        return "; with a deadline it would be restarted" if self._engine.remote and deadline is None else ""
+        """Only workers get the deadline of a training: others may compile for as long as they need."""
+        can_have_deadline = self._engine.remote and is_worker(name)
+        without = self._engine.actors[name].options.deadline is None
+        return "; with a deadline it would be restarted" if can_have_deadline and without else ""
 
     def _patience(self, name: str, least: float) -> float:
         actor = self._engine.actors[name]
