@@ -24,7 +24,7 @@ from rollstream.rl.report import INFERENCE_BATCH_SIZES, INFERENCE_REQUESTS, INFE
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.worker_spec import WorkerSpec
 
-Steps: TypeAlias = Generator["_Query", InferenceResult, Any]
+Queries: TypeAlias = Generator["_Query", InferenceResult, Any]
 """Yields queries, is sent the results, and returns something."""
 _VALUE = 3
 """The position of the values among what `evaluated_step` returns."""
@@ -39,7 +39,7 @@ class _Query:
 
 
 @dataclass
-class _Tally:
+class _InferenceStatistics:
     """What the answers of a rollout say."""
 
     version: float = math.inf
@@ -70,13 +70,13 @@ class CentralWorker(EnvWorker):
         self._index = context.index
         self._replies: deque[tuple[Deferred[Any], Context]] = deque()
         """Rollouts that were asked for. Several flows, one after the other, may have asked."""
-        self._rollout: Steps | None = None
+        self._rollout: Queries | None = None
         """The rollout in progress."""
         self._asked: tuple[int, _Query] | None = None
         """The request that has not been answered, and its number."""
         # A restarted worker must not take an answer to the one before it for its own.
         self._numbers = itertools.count(context.restarts << 40)
-        self._tally = _Tally()
+        self._answered = _InferenceStatistics()
         self._blank_noise = self.policy.noise(np.random.default_rng(0), spec.num_envs)
         """For observations that are evaluated, not acted on: what is chosen there is not used."""
         self._normalizes = lacks_statistics(self.policy.init(0))
@@ -99,7 +99,7 @@ class CentralWorker(EnvWorker):
         """The inference actor has answered. What was asked twice is answered twice: the first one counts."""
         if self._asked is not None and number == self._asked[0]:
             self._asked = None
-            self._tally.add(answer)
+            self._answered.add(answer)
             self._continue(answer)
 
     def ask_again(self) -> None:
@@ -145,30 +145,30 @@ class CentralWorker(EnvWorker):
         if self._replies and self._rollout is None:
             self._begin()
 
-    def _generate_item(self, context: Context) -> Steps:
+    def _generate_item(self, context: Context) -> Queries:
         """The steps of an item, which it returns."""
         start, sampled, version = time.perf_counter(), None, math.inf
         if not self._knows_statistics:
             yield from self._estimate_statistics()
         while sampled is None:
-            self._tally = _Tally()
+            self._answered = _InferenceStatistics()
             rollout = yield from self._generate_rollout()
-            version = self._tally.version
+            version = self._answered.version
             statistics = yield from self._evaluate(rollout)
             sampled = self._item(statistics, rollout)
         item, steps = sampled
-        tally = self._tally
+        answered = self._answered
         context.note(version=version, steps=steps, sample_time=time.perf_counter() - start)
         context.note(
             **{
-                INFERENCE_REQUESTS: tally.requests,
-                INFERENCE_BATCH_SIZES: tally.batches,
-                INFERENCE_WAIT: tally.wait,
+                INFERENCE_REQUESTS: answered.requests,
+                INFERENCE_BATCH_SIZES: answered.batches,
+                INFERENCE_WAIT: answered.wait,
             }
         )
         return item
 
-    def _generate_rollout(self, length: int | None = None) -> Steps:
+    def _generate_rollout(self, length: int | None = None) -> Queries:
         """The steps of a rollout, which it returns."""
         steps = self._record_rollout(length)
         asked = next(steps)
@@ -177,7 +177,7 @@ class CentralWorker(EnvWorker):
             asked = steps.send(answer.outputs)
         return asked
 
-    def _evaluate(self, rollout: Rollout) -> Steps:
+    def _evaluate(self, rollout: Rollout) -> Queries:
         """Have the values evaluated that postprocessing needs; returns the statistics of the weights."""
         wanted = self.spec.bootstrap_values or ()
         last_state = self.state if rollout.last_state is None else rollout.last_state
@@ -195,7 +195,7 @@ class CentralWorker(EnvWorker):
             rollout.final_value = final_value
         return statistics
 
-    def _estimate_statistics(self) -> Steps:
+    def _estimate_statistics(self) -> Queries:
         """If there are no statistics that normalize yet, estimate some, from steps that count nowhere."""
         answer = yield _Query((self.observation, self.state, self._blank_noise), wants_statistics=True)
         if lacks_statistics(answer.statistics):
