@@ -317,7 +317,6 @@ def trained(algorithm: str, config: Any, **options: Any) -> dict[str, Any]:
         ("ppo", PPO, {"engine": "threads", "workers": 2}),
         ("dqn", DQN, {}),
         pytest.param("ppo", PPO | {"normalize_rewards": True}, {}, marks=pytest.mark.slow),
-        pytest.param("a2c", {"num_envs": 4, "report_every": 1}, {}, marks=pytest.mark.slow),
     ],
 )
 def test_training_is_the_same_on_the_device(algorithm: str, config: Any, options: Any) -> None:

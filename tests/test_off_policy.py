@@ -419,7 +419,7 @@ QUICK = [
         pytest.param(kind, seen, marks=[pytest.mark.slow] if (kind, seen) not in QUICK else [])
         for kind in ACTIONS
         for seen in SEEN
-        if seen != "an image" or kind in ("dqn", "r2d2", "sac")
+        if seen != "an image" or kind in ("dqn", "sac")
     ],
 )
 def test_observations_of_every_kind_are_learned_from(kind: str, seen: str) -> None:
