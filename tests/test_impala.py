@@ -327,6 +327,20 @@ def test_weights_reach_the_workers_of_a_batch() -> None:
     assert max(stale[:20]) == max(stale[20:]) <= 3
 
 
+def test_weights_can_be_sent_to_all_workers() -> None:
+    settings: dict[str, Any] = {"num_async": 1, "rollouts_per_batch": 1, "batches_in_flight": 1}
+    for broadcast in (False, True):
+        with training("impala", "inline", broadcast_weights=broadcast, **settings) as (plan, workers):
+            for _ in range(4):
+                next(plan)
+            versions = sorted(actor.apply(_version).result() for actor in workers.actors)
+            assert versions == ([3, 4], [4, 4])[broadcast]
+
+
+def _version(worker: Any) -> int:
+    return worker.version
+
+
 def test_stale_rollouts_are_dropped_and_training_goes_on() -> None:
     settings: dict[str, Any] = {"num_async": 3, "rollouts_per_batch": 1, "max_staleness": 1}
     settings["batches_in_flight"] = 1

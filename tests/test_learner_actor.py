@@ -1,6 +1,7 @@
 """A learner on an actor: what it publishes, what reaches the driver, resuming, and its death."""
 
 import os
+import re
 import signal
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 from learning_runs import SMALL, training
 
 import rollstream as rs
@@ -21,6 +23,7 @@ from rollstream.rl.algorithm import Task
 from rollstream.rl.learner import Learner
 from rollstream.rl.training_step import train_on
 from rollstream.testing import kill
+from rollstream.training.progress import NoDisplay, RunInfo
 
 APEX = {"num_envs": 4, "rollout_length": 10, "learning_starts": 50, "batch_size": 8, "report_every": 1}
 SETTINGS: dict[str, dict[str, Any]] = {"apex": APEX, "impala": SMALL["impala"], "r2d2": SMALL["r2d2"]}
@@ -167,3 +170,63 @@ def test_a_run_whose_learner_died_says_how_to_go_on_and_does(tmp_path: Path, nam
 
     assert run.metrics[-1]["time/total_timesteps"] == 1200
     assert float(run.metrics[-1]["train/n_updates"]) > 20
+
+
+def test_a_run_whose_learner_died_resumes_by_itself_as_often_as_asked(tmp_path: Path) -> None:
+    algorithm = replace(ALGORITHMS["impala"], learner=partial(fragile, "impala", tmp_path / "marker"))
+    settings: dict[str, Any] = {"env": "CartPole-v1", "steps": 1200, "workers": 2, "quiet": True}
+    settings |= {"config": SETTINGS["impala"], "checkpoint_every": 100}
+    shown = Notes()
+    run = rs.train(algorithm, out=tmp_path / "run", max_failures=1, display=shown, **settings)
+
+    assert run.metrics[-1]["time/total_timesteps"] == 1200
+    steps = [row["time/total_timesteps"] for row in run.metrics]
+    assert steps == sorted(set(steps)), "rows after the checkpoint are replaced"
+    [note] = [note for note in shown.notes if "resuming" in note]
+    assert re.search(r"learner.*SIGKILL.*resuming from the newest checkpoint \(1 of 1\)", note)
+    assert [info.start_step > 0 for info in shown.starts] == [False, True]
+    with pytest.raises(rs.RollstreamError, match="max_failures needs a folder"):
+        rs.train(algorithm, max_failures=1, **settings)
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path, engine: str) -> None:
+    """With one worker and one item in flight everywhere, nothing is asynchronous."""
+    script = f"""
+        import os, signal, sys
+        import rollstream as rs
+
+        def kill_at(step):
+            pid, steps = os.getpid(), "time/total_timesteps"
+            return lambda report: report[steps] >= step and os.kill(pid, signal.SIGKILL)
+
+        settings = {SMALL["impala"] | {"num_async": 1, "batches_in_flight": 1}}
+        rs.train("impala", env="CartPole-v1", steps=600, workers=1, seed=5, engine={engine!r},
+                 out=sys.argv[1], config=settings, checkpoint_every=100, quiet=True,
+                 on_report=kill_at(int(sys.argv[2])))
+    """
+    killed = scripts.run_code(script, str(tmp_path / "killed"), "350", check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = rs.train("impala", resume=True, out=tmp_path / "killed", quiet=True)
+    assert resumed.metrics[0]["time/total_timesteps"] == 20
+    scripts.run_code(script, str(tmp_path / "straight"), "10_000")
+    straight = rs.load(tmp_path / "straight")
+
+    assert [row["train/loss"] for row in resumed.metrics] == [row["train/loss"] for row in straight.metrics]
+    assert resumed.policy.weights.keys() == straight.policy.weights.keys()
+    for name, value in straight.policy.weights.items():
+        np.testing.assert_array_equal(resumed.policy.weights[name], value)
+
+
+class Notes(NoDisplay):
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        self.starts: list[RunInfo] = []
+        self.notes: list[str] = []
+
+    def start(self, info: RunInfo) -> None:
+        self.starts.append(info)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

@@ -99,6 +99,8 @@ class Train(Generic[C]):
     deadline: Annotated[float | None, _option("SECONDS", "none")] = None
     """Seconds a worker may take for one rollout, or with --acting central for one step; one that takes
     longer is killed and restarted."""
+    max_failures: Annotated[int, arg(metavar="N")] = 0
+    """How often to resume from the newest checkpoint by itself if the learner's actor dies."""
     quiet: Flag = False
     """Hide progress."""
     evaluate_every: Annotated[int | None, _option("N", "no evaluation")] = None

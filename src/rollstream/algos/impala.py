@@ -70,6 +70,8 @@ class Config(AlgorithmConfig):
     max_staleness: OptionalNonNegativeInt = None
     """Drop rollouts that arrive more than this many versions after their weights; None keeps all. Until the
     learner trains on one, it may become batches_in_flight - 1 versions older, and one more in a batch."""
+    broadcast_weights: bool = False
+    """Send new weights to all workers, instead of to those that the batch came from."""
     replay_ratio: NonNegativeInt = 0
     """Number of replayed batches that are trained on together with each new one; 0 for none."""
     replay_batches: PositiveInt = 16
@@ -219,13 +221,14 @@ def fresh_rollouts(workers: WorkerSet, config: Config) -> Iter[Stored[Rollout, N
 
 
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
-    """The learner trains on rollouts as they arrive; the workers they came from get the new weights.
+    """The learner trains on rollouts as they arrive; the workers they came from, or all, get the new weights.
 
     Rollouts go from the workers to the learner, and weights back: the driver passes on references.
     """
     batches = fresh_rollouts(workers, config).batch(config.batch_rollouts(len(workers.actors)))
     trained = batches.via(workers.learner_actor, "train", in_flight=config.batches_in_flight)
-    updated = trained.for_each(ReceiveWeights(workers)).for_each(UpdateWeights(workers))
+    received = trained.for_each(ReceiveWeights(workers))
+    updated = received.for_each(UpdateWeights(workers, broadcast=config.broadcast_weights))
     return ReportMetrics(updated, workers, every=config.report_every)
 
 

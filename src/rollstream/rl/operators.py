@@ -157,10 +157,16 @@ class ApplyGradients(_Training):
 
 
 class UpdateWeights:
-    """Sends the newest weights to the workers that the item came from; passes the item on."""
+    """Sends the newest weights to the workers that the item came from; passes the item on.
 
-    def __init__(self, workers: WorkerSet):
+    Args:
+        workers: Who knows the newest weights, and the workers.
+        broadcast: Send them to all workers instead.
+    """
+
+    def __init__(self, workers: WorkerSet, *, broadcast: bool = False):
         self.workers = workers
+        self._broadcast = broadcast
 
     def receivers(self) -> list[Any]:
         """Whoever acts gets messages."""
@@ -168,7 +174,7 @@ class UpdateWeights:
 
     def __call__(self, item: Any, context: Context) -> Any:
         """The item."""
-        self.workers.send_weights(context.actors)
+        self.workers.send_weights(None if self._broadcast else context.actors)
         return item
 
 

@@ -46,6 +46,10 @@ from rollstream.training.trust import remember
 from rollstream.training.watchdog import Watchdog
 
 
+class TrainingFailed(RollstreamError):
+    """An actor has died that is not restarted, such as the learner; the run can be resumed."""
+
+
 class TrainingLoop:
     """Trains an algorithm and writes the run folder.
 
@@ -280,7 +284,7 @@ class TrainingLoop:
                 ):  # keep the pending checkpoint if possible, but raise the first error
                     checkpointing.commit()
             if isinstance(error, ActorDied):
-                raise self._cannot_go_on(error) from error
+                raise self._failure(error, interrupts.received is not None) from error
             raise
         if report is not None:  # the loop was left, or the plan has ended
             if checkpointing is not None:
@@ -291,11 +295,12 @@ class TrainingLoop:
             self._note_interrupt(start_step if report is None else int(report[STEPS]))
             interrupts.exit()
 
-    def _cannot_go_on(self, died: ActorDied) -> RollstreamError:
+    def _failure(self, died: ActorDied, interrupted: bool) -> RollstreamError:
         """An actor died that is not restarted, such as the learner."""
         if self._folder is None:
             return RollstreamError(f"{died}; with an output folder, the run could be resumed")
-        return RollstreamError(
+        kind = RollstreamError if interrupted else TrainingFailed
+        return kind(
             f"{died}; continue from the newest checkpoint in {self._folder} with --resume (resume=True)"
         )
 

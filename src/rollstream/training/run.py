@@ -21,7 +21,7 @@ from rollstream.training.config_file import read_content, read_run_config
 from rollstream.training.evaluation import Evaluation, Evaluator
 from rollstream.training.identity import other_run, require_same_spaces
 from rollstream.training.inference import TrainedPolicy
-from rollstream.training.loop import TrainingLoop
+from rollstream.training.loop import TrainingFailed, TrainingLoop
 from rollstream.training.metrics import STEPS, MetricsRow, read_metrics
 from rollstream.training.progress import Display, NoDisplay
 from rollstream.training.run_folder import RunConfig, require_new
@@ -57,6 +57,7 @@ def train(
     policy: PolicyMaker | None = None,
     on_report: Callable[[Report], object] | None = None,
     deadline: float | None = None,
+    max_failures: int = 0,
 ) -> Run:
     """Train an algorithm on an environment.
 
@@ -98,6 +99,8 @@ def train(
         on_report: called with every report; if it returns `True`, training stops and saves.
         deadline: seconds a worker may take for one rollout, or with `acting="central"` for one step of its
             environments; one that takes longer is killed and restarted (default: no limit).
+        max_failures: how often to resume from the newest checkpoint by itself if the learner's actor dies
+            (default 0). Workers, replay shards and the inference actor are restarted anyway.
     """
     chosen = algorithm_of(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(chosen, Algorithm):
@@ -129,7 +132,10 @@ def train(
         keep=keep,
         deadline=deadline,
         on_report=on_report,
+        max_failures=max_failures,
     )
+    if max_failures and folder is None:
+        raise RollstreamError("max_failures needs a folder for checkpoints: add out='runs/...'")
     if folder is not None and not resume:
         require_new(folder)
     if display is not None and not hasattr(display, "heartbeat"):
@@ -137,16 +143,26 @@ def train(
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
     display = display or _default_display(quiet)
     notes = [] if resume else arguments.notes(run_config)
-    loop = TrainingLoop(
-        run_config, folder, display, on_report, deadline=deadline, notes=notes, may_change=allow_changes
-    )
-    try:
-        loop.run(resume)
-    except BaseException:
-        display.finish(completed=False)
-        raise
-    display.finish(completed=True)
-    return Run(run_config, folder, loop.metrics, loop.weights)
+    failures = 0
+    while True:
+        loop = TrainingLoop(
+            run_config, folder, display, on_report, deadline=deadline, notes=notes, may_change=allow_changes
+        )
+        try:
+            loop.run(resume)
+        except TrainingFailed as error:
+            display.finish(completed=False)
+            failures += 1
+            if failures > max_failures:
+                raise
+            notes = [f"{error.__cause__}; resuming from the newest checkpoint ({failures} of {max_failures})"]
+            resume = True
+        except BaseException:
+            display.finish(completed=False)
+            raise
+        else:
+            display.finish(completed=True)
+            return Run(run_config, folder, loop.metrics, loop.weights)
 
 
 class Run:

@@ -62,6 +62,7 @@ class TrainingArguments:
     keep: Positive = None
     deadline: Annotated[float | None, Limits(0)] = None
     on_report: Callable[..., object] | None = None
+    max_failures: Annotated[int, Limits(0)] = 0
 
     def __post_init__(self) -> None:
         checked = ("steps", "seed", "workers", "frame_stack", "evaluate_every", "evaluate_episodes")
@@ -74,6 +75,7 @@ class TrainingArguments:
             "checkpoint_every",
             "keep",
             "deadline",
+            "max_failures",
         )
         validate(TrainingArguments, {name: getattr(self, name) for name in checked})
         if self.policy is not None and not callable(self.policy):
