@@ -592,7 +592,7 @@ def test_options_that_are_wrong(command: str, part: str, capsys: pytest.CaptureF
 
 
 def test_ctrl_c_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("rollstream.cli._first_line", _interrupt)
+    monkeypatch.setattr("rollstream.algos.summary", _interrupt)
     assert fails("list") == 130
     assert capsys.readouterr().err == "rollstream: stopped\n"
 

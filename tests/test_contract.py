@@ -536,6 +536,34 @@ def test_6_a_rate_limiter_keeps_its_ratio_from_an_empty_table(
     assert table.call("counts").result()[2] == 0, "a sample was asked of an empty table"
 
 
+def test_6_inserts_that_a_filter_drops_do_not_count_and_no_more_are_requested(engine: rs.Engine) -> None:
+    sources, [table] = engine.spawn(Numbers, count=2), engine.spawn(Table)
+    inserts = (
+        flow.from_actors(sources, "sample", name="numbers").gather_async(2).filter(lambda number: number % 3)
+    )
+    samples = flow.from_actors([table], "sample").gather_async(4)
+    inserts, samples = flow.limit_ratio(inserts, samples, 2, min_size=4)
+    store = inserts.for_each(lambda number: table.send("store", number))
+    plan = flow.union_async([store, samples.for_each(lambda _: "sample")], output=[1])
+    for _ in range(60):
+        next(plan)
+        stored, taken, _ = table.call("counts").result()
+        assert abs(taken - 2 * (stored - 4)) <= 4
+    plan.state_dict()  # waits for what was requested
+    made = sum(source.call("sample").result() - 1 for source in sources)
+    assert made - plan.statistics()["filter"].dropped - table.call("counts").result()[0] <= 4
+    plan.close()
+
+
+class Numbers:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def sample(self) -> int:
+        self.count += 1
+        return self.count
+
+
 def test_6_when_one_limited_stream_ends_so_does_the_other(engine: rs.Engine) -> None:
     inserts = flow.from_items(range(10)).for_each(lambda x: "i")
     samples = flow.from_iterable(iter(lambda: "s", None))

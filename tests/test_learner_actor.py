@@ -40,6 +40,16 @@ class FakeLearner:
         return {"loss": 1.0, "priority": np.zeros(len(columns["reward"]))}
 
 
+class LocalLearner(FakeLearner):
+    """Enough for the driver."""
+
+    def get_weights(self) -> dict[str, Any]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 def context_of(**notes: float) -> Context:
     context = Context("train", ("replay", "sample", 0), None, {})
     context.note(**notes)
@@ -54,7 +64,7 @@ def test_an_item_without_any_td_error_keeps_a_chance() -> None:
     keys, priority = report["priority"]
     np.testing.assert_array_equal(keys, np.arange(4))
     np.testing.assert_array_equal(priority, PRIORITY_EPSILON)
-    assert (report["weights/staleness"], learner.steps) == (2, 70)
+    assert (report["weights/staleness"], learner.steps) == ([2], 70)
 
 
 def test_probabilities_of_shards_are_made_comparable_where_they_are_used() -> None:
@@ -64,6 +74,16 @@ def test_probabilities_of_shards_are_made_comparable_where_they_are_used() -> No
 
     np.testing.assert_array_equal(learner.trained["relative_probability"], [2.0, 6.0])
     np.testing.assert_array_equal(columns["relative_probability"], [1.0, 3.0])  # others read them, too
+
+
+@pytest.mark.parametrize("name", ["apex", "r2d2"])
+def test_rollouts_that_are_too_old_are_not_stored(name: str) -> None:
+    settings = SMALL[name] | {"samples_per_insert": 8.0, "report_every": 4}
+    for limit in (None, 3):
+        with training(name, "inline", **settings, max_staleness=limit) as (plan, _):
+            stale = [report.get("weights/staleness_max", 0) for report in islice(plan, 10)]
+            dropped = plan.statistics()["max_staleness"].dropped if limit else 0
+        assert (max(stale) > 3, dropped > 0) == ((True, False) if limit is None else (False, True))
 
 
 @pytest.mark.parametrize("engine", ["inline", "threads", "processes", "ray"])
@@ -170,6 +190,42 @@ def test_a_run_whose_learner_died_says_how_to_go_on_and_does(tmp_path: Path, nam
 
     assert run.metrics[-1]["time/total_timesteps"] == 1200
     assert float(run.metrics[-1]["train/n_updates"]) > 20
+
+
+def mortal(marker: Path, config: Any, task: Task, policy: Any) -> Learner:
+    """A learner that kills its process once, when the last checkpoint is saved."""
+    learner = ALGORITHMS["impala"].learner(config, task, policy)
+    state_dict = learner.state_dict
+
+    def state_or_death() -> Any:
+        if learner.steps >= 400 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state_dict()
+
+    learner.state_dict = state_or_death
+    return learner
+
+
+def test_the_learner_may_die_in_the_last_checkpoint(tmp_path: Path) -> None:
+    algorithm = replace(ALGORITHMS["impala"], learner=partial(mortal, tmp_path / "marker"))
+    settings: dict[str, Any] = {"config": SETTINGS["impala"], "checkpoint_every": 100, "quiet": True}
+    run = rs.train(
+        algorithm,
+        env="CartPole-v1",
+        steps=400,
+        workers=2,
+        out=tmp_path / "run",
+        max_failures=1,
+        **settings,
+    )
+    assert run.metrics[-1]["time/total_timesteps"] == 400
+
+
+def test_a_learner_on_an_actor_has_what_it_needs_there() -> None:
+    algorithm = replace(ALGORITHMS["impala"], learner=lambda *_: LocalLearner())
+    with pytest.raises(rs.RollstreamError, match="a learner on an actor has collate, load_state_dict"):
+        rs.train(algorithm, env="CartPole-v1", steps=400, engine="inline", quiet=True)
 
 
 def test_a_run_whose_learner_died_resumes_by_itself_as_often_as_asked(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import rollstream as rs
 from rollstream import flow
 from rollstream.engine import ActorContext
+from rollstream.engine.errors import ValueLost
+from rollstream.engine.serialization import PayloadRef
 from rollstream.flow import Stored
 from rollstream.state_codec import decode_state, encode_state
 from rollstream.testing import chaos_engine, kill
@@ -166,6 +168,37 @@ def test_a_reference_costs_the_driver_the_same_whatever_the_value(engine: rs.Eng
         assert total == 100_000 + 20 * sum(range(count))
     assert max(costs) < 1_000
     assert abs(costs[0] - costs[1]) < 100
+
+
+def test_a_snapshot_leaves_out_what_was_lost_with_a_dead_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray loses large values some time after their actor's death."""
+
+    def lose(_: Any) -> Any:
+        raise ValueLost("lost")
+
+    with rs.engine("processes") as engine:
+        [source] = engine.spawn(Source, on_failure="restart")
+        batches = flow.from_actors([source], "sample").put().gather_async().batch(3)
+        plan = flow.union_async([batches, flow.from_items(range(10**9))])
+        assert next(plan) == 0
+        while plan.statistics()["batch"].queue != 2:
+            next(plan)
+        plan.state_dict()  # waits for the third
+        kill(source)
+        with pytest.raises(rs.ActorDied):
+            source.call("sample").result()
+        with monkeypatch.context() as patch:
+            patch.setattr(PayloadRef, "get", lose)
+            state = plan.state_dict()
+        statistics = plan.statistics()
+        batch = next(item for item in plan if isinstance(item, list))
+        numbers = [item.ref.get().number for item in batch]
+        plan.close()
+
+    assert (statistics["batch"].lost, statistics["gather_async"].lost) == (2, 1)
+    assert numbers[1:] == [numbers[0] + 10, numbers[0] + 20], "the new instance's"
+    [stages] = [node["stages"] for node in state["nodes"].values() if "stages" in node]
+    assert stages["batch"]["partial"] == state["nodes"]["gather_async"]["ready"] == []
 
 
 @pytest.mark.parametrize("name", ["chaos", "processes"])

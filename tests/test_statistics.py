@@ -122,6 +122,9 @@ class Steady:
         self.clock.now += self.seconds
         return 1
 
+    def slow_down(self) -> None:
+        self.seconds = 10.0
+
 
 @pytest.mark.parametrize(
     ("seconds", "stragglers"),
@@ -151,8 +154,26 @@ def test_14_stragglers_have_a_name(
     assert told == [f"{name} takes {by:.1f} times as long as most" for name, by in stragglers.items()]
 
 
+def test_14_a_worker_that_becomes_slow_is_a_straggler_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    with rs.engine("inline") as engine:
+        workers = engine.spawn(Steady, (clock, {}), count=3, name="worker")
+        plan = flow.from_actors(workers, "sample").gather_async()
+        list(itertools.islice(plan, 300))
+        assert not plan.statistics().stragglers
+        workers[1].apply(Steady.slow_down).result()
+        list(itertools.islice(plan, 60))
+        assert plan.statistics().stragglers == {"worker[1]": 10.0}
+        plan.close()
+
+
 def test_14_of_two_shards_the_slower_may_be_a_straggler() -> None:
-    shards = (ShardStatistics("a", 10, 1.0), ShardStatistics("b", 10, 3.0), ShardStatistics("c", 0, 0.0))
+    shards = (
+        ShardStatistics("a", 10, 1.0, 0.1),
+        ShardStatistics("b", 10, 3.0, 0.3),
+        ShardStatistics("c", 0, 0.0),
+    )
     node = flow.NodeStatistics("rollouts", "source", "a, b", 2, 20, 0, 0, 4.0, 0.0, 0, shards)
     assert node.stragglers == {"b": pytest.approx(3.0)}
 

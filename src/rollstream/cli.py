@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import difflib
 import faulthandler
-import importlib.util
 import json
 import os
 import re
@@ -228,13 +227,13 @@ class List:
     """List the algorithms, and the environments they have tuned hyperparameters for."""
 
     def run(self, _: Sequence[str]) -> None:
-        """Print the first line of each algorithm's file, without importing it, which would be slow."""
-        from rollstream.algos import ALGORITHMS, module_of
+        """Print a line per algorithm."""
+        from rollstream.algos import ALGORITHMS, summary
         from rollstream.training.tuned import tuned_environments
 
         width = max(map(len, ALGORITHMS))
         for name in ALGORITHMS:
-            print(f"{name:<{width}}  {_first_line(module_of(name))}")
+            print(f"{name:<{width}}  {summary(name)}")
             if environments := tuned_environments(name):
                 print(f"{'':<{width}}  tuned for {', '.join(environments)}")
 
@@ -354,15 +353,6 @@ def _keyword(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
-
-
-def _first_line(module: str) -> str:
-    """The first line of a module's docstring, without importing the module."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    documentation = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
-    return documentation.partition("\n")[0]
 
 
 # Errors ------------------------------------------------------------------------------------------

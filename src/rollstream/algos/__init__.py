@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-import importlib
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstream.engine import RollstreamError
@@ -102,6 +104,15 @@ def supporting(task: Task) -> list[str]:
 def module_of(name: str) -> str:
     """The module of an algorithm of the package."""
     return _REGISTRY[name][0]
+
+
+def summary(name: str) -> str:
+    """The first line of an algorithm's file, without importing it, which would be slow."""
+    spec = importlib.util.find_spec(module_of(name))
+    assert spec is not None
+    assert spec.origin is not None
+    documentation = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
+    return documentation.partition("\n")[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

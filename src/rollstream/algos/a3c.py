@@ -64,9 +64,8 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """Gradients are applied as they arrive."""
     gradients = ParallelRollouts(workers).for_each(ComputeGradients()).gather_async()
-    if config.max_staleness is not None:
-        gradients = without_stale(gradients, workers, config.max_staleness)
-    return ReportMetrics(gradients.for_each(ApplyGradients(workers)), workers, every=config.report_every)
+    fresh = without_stale(gradients, workers, config.max_staleness)
+    return ReportMetrics(fresh.for_each(ApplyGradients(workers)), workers, every=config.report_every)
 
 
 A3C = Algorithm("a3c", Config, worker, learner, plan)

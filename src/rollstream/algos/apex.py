@@ -22,7 +22,7 @@ from rollstream import flow
 from rollstream.algos import dqn
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
-from rollstream.limits import Fraction, NonNegativeFloat, PositiveInt
+from rollstream.limits import Fraction, NonNegativeFloat, OptionalNonNegativeInt, PositiveInt
 from rollstream.replay.priorities import PRIORITY_EPSILON
 from rollstream.replay.service import ReplayShards
 from rollstream.rl.algorithm import Algorithm, Task
@@ -31,7 +31,14 @@ from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.gae import bootstrap_values, final_values
 from rollstream.rl.jit import jit
 from rollstream.rl.off_policy import replay_buffers
-from rollstream.rl.operators import ParallelRollouts, ReceiveWeights, Report, ReportMetrics, UpdateWeights
+from rollstream.rl.operators import (
+    ParallelRollouts,
+    ReceiveWeights,
+    Report,
+    ReportMetrics,
+    UpdateWeights,
+    without_stale,
+)
 from rollstream.rl.params import Weights
 from rollstream.rl.q_policy import QPolicy, select_action
 from rollstream.rl.replay_operators import (
@@ -64,6 +71,8 @@ class DistributedConfig(dqn.QLearningConfig):
     """Number of replay actors; each stores the rollouts of some workers."""
     samples_per_insert: NonNegativeFloat = 8.0
     """Average number of times a transition is sampled."""
+    max_staleness: OptionalNonNegativeInt = None
+    """Drop rollouts that arrive more than this many versions after their weights; None stores all."""
     epsilon_base: Fraction = 0.4
     """Epsilon of the environment that explores most."""
     epsilon_alpha: NonNegativeFloat = 7.0
@@ -197,8 +206,9 @@ def plan(workers: WorkerSet, config: DistributedConfig) -> Iter[Report]:
     Data goes from actor to actor: the driver passes on references to it.
     """
     count, shards = len(workers.actors), workers.replay
+    sampled = ParallelRollouts(workers).put(rollout_chunk, metadata=ended_episodes).gather_async(num_async=2)
     rollouts, batches = flow.limit_ratio(
-        ParallelRollouts(workers).put(rollout_chunk, metadata=ended_episodes).gather_async(num_async=2),
+        without_stale(sampled, workers, config.max_staleness),
         ParallelReplay(shards).put(metadata=attrgetter("min_probability")).gather_async(num_async=2),
         samples_per_insert=config.batches_per_rollout(count),
         min_size=config.rollouts_before_learning(count),

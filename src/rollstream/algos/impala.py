@@ -15,7 +15,7 @@ import gymnasium
 import jax.numpy as jnp
 import optax
 
-from rollstream.flow import Iter, Stored
+from rollstream.flow import Iter
 from rollstream.limits import (
     Fraction,
     NonNegativeFloat,
@@ -41,7 +41,6 @@ from rollstream.rl.params import Weights
 from rollstream.rl.policy import ActorCriticPolicy, custom_policy
 from rollstream.rl.recurrent_networks import Memory
 from rollstream.rl.recurrent_policy import make_actor_critic_policy
-from rollstream.rl.rollout import Rollout
 from rollstream.rl.rollout_batches import JoinRollouts, new_steps_of, steps_of
 from rollstream.rl.updates import Metrics, compute_grads, explained_variance, masked_mean, optimizer_step
 from rollstream.rl.vtrace import evaluate_rollouts, rollout_for_vtrace
@@ -213,19 +212,14 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     )
 
 
-def fresh_rollouts(workers: WorkerSet, config: Config) -> Iter[Stored[Rollout, None]]:
-    """References to rollouts as they arrive, without those that are too old."""
-    rollouts = ParallelRollouts(workers).put().gather_async(config.num_async)
-    limit = config.max_staleness
-    return rollouts if limit is None else without_stale(rollouts, workers, limit)
-
-
 def plan(workers: WorkerSet, config: Config) -> Iter[Report]:
     """The learner trains on rollouts as they arrive; the workers they came from, or all, get the new weights.
 
     Rollouts go from the workers to the learner, and weights back: the driver passes on references.
     """
-    batches = fresh_rollouts(workers, config).batch(config.batch_rollouts(len(workers.actors)))
+    rollouts = ParallelRollouts(workers).put().gather_async(config.num_async)
+    fresh = without_stale(rollouts, workers, config.max_staleness)
+    batches = fresh.batch(config.batch_rollouts(len(workers.actors)))
     trained = batches.via(workers.learner_actor, "train", in_flight=config.batches_in_flight)
     received = trained.for_each(ReceiveWeights(workers))
     updated = received.for_each(UpdateWeights(workers, broadcast=config.broadcast_weights))

@@ -43,6 +43,10 @@ class ActorDied(EngineError):
         return str(self.args[1])
 
 
+class ValueLost(EngineError):
+    """A stored value is gone with the actor or the machine that held it."""
+
+
 class RemoteError(RollstreamError):
     """Stands for an error of another process that could not be pickled."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError
 
-from rollstream.engine.errors import EngineClosed, EngineError
+from rollstream.engine.errors import EngineClosed, ValueLost
 from rollstream.engine.serialization import Payload, payload_of
 
 INLINE = 1 << 16
@@ -50,9 +50,7 @@ class StoredPayload(Payload):
         try:
             payload = payload_from(ray.get(self.reference))
         except ObjectLostError as error:
-            raise EngineError(
-                f"a value was lost with the actor or the machine that held it: {error}"
-            ) from error
+            raise ValueLost(f"a value was lost with the actor or machine that held it: {error}") from error
         payload.parts = self.parts
         return payload
 

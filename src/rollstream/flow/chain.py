@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollstream.flow.errors import OperatorError
@@ -121,6 +121,12 @@ class Chain(Node):
         """Only once the outputs that wait here are gone: they belong to the item being handled."""
         if not self.stack and self.flushing is None:
             self.upstream.start(rows=rows)
+
+    def forget(self, lost: Callable[[Any], bool]) -> None:
+        """Remove them from the stages."""
+        for stage in self.stages:
+            stage.forget(lost)
+        self.stack = [index for index in self.stack if self.stages[index].out]
 
     def open(self, flow: Scheduler) -> None:
         """Make the flow's actors known to the stages."""

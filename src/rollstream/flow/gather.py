@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -20,7 +20,7 @@ from rollstream.flow.statistics import NodeStatistics, ShardStatistics
 class ShardClient:
     """One shard as its gather sees it: requests in order, and counters as last reported."""
 
-    __slots__ = ("actor", "counters", "earlier", "incarnation", "label", "pending")
+    __slots__ = ("actor", "counters", "earlier", "incarnation", "label", "pending", "recent")
 
     def __init__(self, actor: Actor[Any], method: str):
         self.actor = actor
@@ -30,15 +30,35 @@ class ShardClient:
         self.counters: shard.Counters = []
         self.earlier: shard.Counters = []
         """The counters of earlier incarnations of a restarted actor."""
+        self.recent: deque[shard.Counters] = deque(maxlen=_RECENT + 1)
+        """Its last counters."""
 
     def restarted(self, incarnation: int, last: shard.Counters) -> None:
         """Keep the counters of the last incarnation; the new one counts from zero."""
         self.incarnation = incarnation
         self.earlier = _sum(self.earlier, shard.without_gauges(last))
+        self.recent.clear()
 
     def total(self) -> shard.Counters:
         """The counters of all incarnations."""
         return _sum(self.earlier, self.counters)
+
+    def statistics(self) -> ShardStatistics:
+        """Items and busy seconds, of all incarnations and of the last items."""
+        recent = [_work(counters) for counters in list(self.recent)]
+        first = recent[0] if len(recent) > _RECENT else (0, 0.0)
+        last = recent[-1] if recent else first
+        seconds = (last[1] - first[1]) / max(1, last[0] - first[0])
+        return ShardStatistics(self.actor.name, *_work(self.total()), seconds)
+
+
+_RECENT = 16
+"""Number of items that tell how fast a shard is now."""
+
+
+def _work(counters: shard.Counters) -> tuple[int, float]:
+    """Items of a shard's source, and seconds that its operators were busy."""
+    return int(counters[1]), sum(counters[2::4])
 
 
 def _sum(one: shard.Counters, other: shard.Counters) -> shard.Counters:
@@ -85,15 +105,14 @@ class Gather(Node):
 
     def statistics(self) -> list[NodeStatistics]:
         """Counters as the shards last reported them, summed; the source has them by shard, too."""
-        reported = [(client.actor.name, client.total()) for client in self.clients if client.counters]
-        totals = [total for _, total in reported]
+        totals = [client.total() for client in self.clients if client.counters]
         columns = iter([sum(column) for column in zip(*totals, strict=True)])
         *sharded, own = self.operators()
         counters = list(zip(columns, columns, columns, columns, strict=True)) or [None] * len(sharded)
         actors = self.actors()
         rows = [operator.row(actors, each) for operator, each in zip(sharded, counters, strict=True)]
-        shards = [ShardStatistics(name, int(total[1]), sum(total[2::4])) for name, total in reported]
-        return [replace(rows[0], shards=tuple(shards)), *rows[1:], own.row([])]
+        shards = tuple([client.statistics() for client in self.clients if client.counters])
+        return [replace(rows[0], shards=shards), *rows[1:], own.row([])]
 
     def open(self, flow: Scheduler) -> None:
         """Put the shards beside their actors."""
@@ -157,6 +176,7 @@ class Gather(Node):
             packet, incarnation, client.counters, spans = head.value
             if incarnation != client.incarnation:
                 client.restarted(incarnation, before)
+            client.recent.append(client.counters)
             if spans and (tracer := self.flow.tracer) is not None:
                 for span in spans:
                     tracer.span(span, client.actor.name)
@@ -243,6 +263,15 @@ class GatherAsync(Gather):
         super()._end_shard(index)
         if self.gate is not None:
             self.gate.cancel()
+
+    def forget(self, lost: Callable[[Any], bool]) -> None:
+        """Owe the shards a request for each of these items."""
+        for entry in filter(lost, self.ready):
+            if not self.over[entry[0]]:
+                self._owed.append(entry[0])
+            if self.gate is not None:
+                self.gate.cancel()
+        super().forget(lost)
 
 
 class GatherSync(Gather):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from rollstream.engine import Actor
@@ -44,6 +44,15 @@ class Operator:
     def held(self) -> int:
         """The number of items that wait here or are requested."""
         return self.requested + sum(len(getattr(self, queue)) for queue in self.queues)
+
+    def forget(self, lost: Callable[[Any], bool]) -> None:
+        """Remove items with a value that is lost, and count them."""
+        for name in self.queues:
+            queue = getattr(self, name)
+            kept = [entry for entry in queue if not lost(entry)]
+            self.lost += len(queue) - len(kept)
+            queue.clear()
+            queue.extend(kept)
 
     def row(self, actors: Sequence[Actor[Any]], counters: Sequence[float] | None = None) -> NodeStatistics:
         """The statistics of this operator on these actors, or on the driver if there are none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from rollstream.flow.chain import Chain
 from rollstream.flow.checks import require_whole
 from rollstream.flow.errors import PlanError, plan_line
 from rollstream.flow.node import END, Node, Pulled
@@ -16,9 +17,10 @@ U = TypeVar("U")
 
 
 class Limit(Node):
-    """One side of a rate limiter. Right behind a gather it gates requests, elsewhere its own pulls.
+    """One side of a rate limiter. Behind a gather it gates requests, elsewhere its own pulls.
 
-    Samples count when they are admitted, inserts when they have passed.
+    Samples count when they are admitted, inserts when they have passed. So there may be operators between
+    the gather and the inserts, which drop some; but samples come right from it.
     """
 
     kind = "limit"
@@ -31,40 +33,43 @@ class Limit(Node):
         self.other: Limit | None = None
         self.inserts = inserts
         self.pending = 0
-        """Inserts that were admitted and have not passed yet."""
+        """Inserts that were admitted and have not come yet."""
         self.over = False
         self.admitted = False
-        self._gates = upstream.requests_items
-        if self._gates:
-            upstream.gate = self
+        self._gather = _gather_of(upstream, through_chain=inserts)
+        if self._gather is not None:
+            self._gather.gate = self
 
     def pull(self) -> Pulled:
         """The next item, if the counts allow it."""
-        if not self._gates and not self.admitted:
+        gather = self._gather
+        if gather is None and not self.admitted:
             if not self.admit():
                 return END if self._hopeless() else None
             self.admitted = True
-        upstream = self.upstreams[0]
-        packet = upstream.pull()
+        before = 0 if gather is None else gather.items
+        packet = self.upstreams[0].pull()
+        if self.inserts and gather is not None:
+            self.pending -= gather.items - before
         if packet is END:
-            if not self._gates:
+            if gather is None:
                 self.cancel()
             self.over = True
             self.flow.progress += 1
         elif packet is not None:
-            self.admitted = False
+            if self.admitted:
+                self.admitted = False
+                self.pending -= self.inserts
             self.items += 1
-            if self.inserts:
-                self.pending -= 1
-                self.limiter.inserts += 1
+            self.limiter.inserts += self.inserts
             self.flow.progress += 1
-        elif self._gates and self._hopeless() and not upstream.held():
+        elif gather is not None and self._hopeless() and not gather.held():
             return END
         return packet
 
     def start(self, *, rows: bool = True) -> None:
         """A gather asks for admission itself; anything else starts if an item may pass."""
-        if self._gates or self.admitted or self._allowed():
+        if self._gather is not None or self.admitted or self._allowed():
             super().start(rows=rows)
 
     def admit(self) -> bool:
@@ -91,10 +96,8 @@ class Limit(Node):
 
     def _is_awaited(self) -> bool:
         """Whether every sample waits for an insert: the replay actors lost their items when they died."""
-        if self.pending or self.other is None or not self.other._gates:
-            return False
-        samples = self.other.upstreams[0]
-        return samples.requested > 0 and not samples.ready and self.flow.stalled()
+        samples = None if self.pending or self.other is None else self.other._gather
+        return samples is not None and samples.requested > 0 and not samples.ready and self.flow.stalled()
 
     def _hopeless(self) -> bool:
         """Whether the other side has ended, so that nothing will ever be admitted here again."""
@@ -116,8 +119,8 @@ class Limit(Node):
 
         A `gather_sync` has its row admitted as a whole, and continues it.
         """
-        limiter, upstream = self.limiter, self.upstreams[0]
-        again = upstream.requested if self._gates and upstream.asynchronous else 0
+        limiter, gather = self.limiter, self._gather
+        again = gather.requested if gather is not None and gather.asynchronous else 0
         if self.inserts:
             counts = {"inserts": limiter.inserts, "pending": self.pending - again}
         else:
@@ -131,6 +134,12 @@ class Limit(Node):
             self.limiter.inserts, self.pending = state["inserts"], state["pending"]
         else:
             self.limiter.samples = state["samples"]
+
+
+def _gather_of(upstream: Node, *, through_chain: bool) -> Node | None:
+    """The gather whose requests a limiter can withhold, if there is one."""
+    node = upstream.upstreams[0] if through_chain and isinstance(upstream, Chain) else upstream
+    return node if node.requests_items else None
 
 
 def limit_ratio(

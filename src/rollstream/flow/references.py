@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rollstream.engine import Engine, Ref
+from rollstream.engine.errors import ValueLost
 from rollstream.flow.operator import Packet
 from rollstream.flow.provenance import Origin
 from rollstream.flow.stages import Stage
@@ -56,6 +57,15 @@ def opened(item: Any) -> Any:
     if type(item) in (list, tuple) and any(isinstance(part, Stored) for part in item):
         return type(item)(opened(part) for part in item)
     return item
+
+
+def is_lost(item: Any) -> bool:
+    """Whether a value it refers to went down with the actor or machine that held it."""
+    try:
+        without_refs(item)
+    except ValueLost:
+        return True
+    return False
 
 
 # In states, which are plain data, values take the place of references ------------------------------

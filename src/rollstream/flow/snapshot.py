@@ -17,7 +17,7 @@ from rollstream.engine import Actor, ActorDied, Engine, Future
 from rollstream.engine.slot import ActorSlot
 from rollstream.flow.errors import StateError
 from rollstream.flow.node import Node
-from rollstream.flow.references import with_refs, without_refs
+from rollstream.flow.references import is_lost, with_refs, without_refs
 from rollstream.flow.shard import load_shard_state, shard_state
 
 _FORMAT = 2
@@ -36,18 +36,22 @@ def save(engine: Engine | None, nodes: Sequence[Node], folder: Path | None) -> d
     destination = None
     if folder is not None and engine is not None and engine.local_processes:
         destination = folder.absolute()  # actors may have another working directory
+    shards = {
+        node.name: ask_all(engine, node.actors(), shard_state, node.shard_key)
+        for node in nodes
+        if node.shard_key and not node.stopped
+    }
+    states = ask_all(engine, actors.values(), _actor_state, destination)
+    if engine is not None and engine.events:  # what dead actors held may be lost
+        for node in nodes:
+            node.forget(is_lost)
     state = {
         "format": _FORMAT,
         "operators": _operators(nodes),
         "nodes": {node.name: node.state_dict() for node in nodes},
-        "shards": {
-            node.name: ask_all(engine, node.actors(), shard_state, node.shard_key)
-            for node in nodes
-            if node.shard_key and not node.stopped
-        },
+        "shards": shards,
+        "actors": {name: own for name, own in zip(actors, states, strict=True) if own is not None},
     }
-    states = ask_all(engine, actors.values(), _actor_state, destination)
-    state["actors"] = {name: own for name, own in zip(actors, states, strict=True) if own is not None}
     return copy.deepcopy(without_refs(state))
 
 

@@ -214,6 +214,13 @@ class BatchStage(Stage):
         batch, self.partial = self.partial, []
         return batch, self.merger.take()
 
+    def forget(self, lost: Callable[[Any], bool]) -> None:
+        """Also the list that is being filled, as a whole: provenance cannot be taken apart."""
+        super().forget(lost)
+        if any(map(lost, self.partial)):
+            self.lost += len(self.partial)
+            self.flush()
+
     def held(self) -> int:
         """Also the items of the list that is being filled."""
         return len(self.partial) + len(self.out)

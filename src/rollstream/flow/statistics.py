@@ -23,11 +23,8 @@ class ShardStatistics:
     """Items of the source."""
     busy: float
     """Seconds that the source and the operators on this shard ran."""
-
-    @property
-    def item_seconds(self) -> float:
-        """Seconds per item."""
-        return self.busy / self.items if self.items else 0.0
+    item_seconds: float = 0.0
+    """Seconds per item, of the last 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class NodeStatistics:
 
     @property
     def stragglers(self) -> Mapping[str, float]:
-        """Actors of shards whose items take more than twice the median time: how many times that."""
+        """Actors of shards whose last items took more than twice the median time: how many times that."""
         took = {shard.actor: shard.item_seconds for shard in self.shards if shard.items}
         usual = median_low(took.values()) if took else 0.0
         return {actor: own / usual for actor, own in took.items() if own > _STRAGGLER * usual > 0}
@@ -95,7 +92,7 @@ class Statistics:
 
     @property
     def stragglers(self) -> Mapping[str, float]:
-        """Actors that take more than twice as long per item as most of their source: how many times that."""
+        """Actors whose last items took more than twice as long as most of their source's: how many times."""
         return {actor: times for node in self.nodes for actor, times in node.stragglers.items()}
 
     def share(self, node: NodeStatistics) -> float:
@@ -121,8 +118,14 @@ class Statistics:
         events = [str(event) for event in self.events[-_EVENTS:]]
         if (more := len(self.events) - len(events)) > 0:
             events.insert(0, f"... {more} earlier deaths")
-        slow = [f"{name} takes {times:.1f} times as long as most" for name, times in self.stragglers.items()]
-        return "\n".join([*lines, f"{self.elapsed:.3f} s in all; * is the bottleneck", *slow, *events])
+        total = f"{self.elapsed:.3f} s in all; * is the bottleneck"
+        return "\n".join([*lines, total, *self.straggler_lines(), *events])
+
+    def straggler_lines(self) -> list[str]:
+        """A line per straggler."""
+        return [
+            f"{actor} takes {times:.1f} times as long as most" for actor, times in self.stragglers.items()
+        ]
 
     def _cells(self, node: NodeStatistics) -> tuple[str, ...]:
         return (

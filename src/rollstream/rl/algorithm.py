@@ -193,7 +193,9 @@ def _learner_of(
     spaces: Any,
 ) -> Learner:
     """The learner, with a policy of its own: where it trains, in another process perhaps."""
-    return _checked_learner(name, make, config, task, policy(*spaces))
+    learner = _checked_learner(name, make, config, task, policy(*spaces))
+    _require_members("learner on an actor", learner, ("collate", "load_state_dict"))
+    return learner
 
 
 def _checked_learner(name: str, make: Callable[..., Learner], *args: Any) -> Learner:

@@ -153,7 +153,7 @@ class CentralWorker(EnvWorker):
         while sampled is None:
             self._answered = _InferenceStatistics()
             rollout = yield from self._generate_rollout()
-            version = self._answered.version
+            rollout.version = version = self._answered.version
             statistics = yield from self._evaluate(rollout)
             sampled = self._item(statistics, rollout)
         item, steps = sampled

@@ -14,9 +14,9 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.params import Weights
-from rollstream.rl.report import EPISODES, TRAIN, WEIGHTS, Report
+from rollstream.rl.report import EPISODES, TRAIN, WEIGHTS, Report, staleness
 from rollstream.rl.reporting import ReportMetrics, is_heartbeat
-from rollstream.rl.training_step import staleness, train_on
+from rollstream.rl.training_step import train_on
 from rollstream.rl.worker_set import WorkerSet
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class ApplyGradients(_Training):
         """Metrics and episodes."""
         grads, metrics, episodes = item
         learner, steps = self.workers.local_learner, int(context.total("steps"))
-        report = {**staleness(learner, context), **episodes}
+        report = staleness(learner.version, [context.least("version")]) | episodes
         report[TRAIN] = learner.apply_gradients(grads, metrics, steps)
         self.workers.send_weights(context.actors)
         return report
@@ -205,10 +205,12 @@ class ReceiveWeights:
         self.workers.load_weights_state(state)
 
 
-def without_stale(stream: Iter[T], workers: WorkerSet, limit: int) -> Iter[T]:
-    """Items whose weights are at most `limit` versions old; others are dropped, and counted.
+def without_stale(stream: Iter[T], workers: WorkerSet, limit: int | None) -> Iter[T]:
+    """Items whose weights are at most `limit` versions old, or all; others are dropped, and counted.
 
     Workers get the newest weights for dropped items, too: else theirs would never be newer.
     """
+    if limit is None:
+        return stream
     updated = stream.for_each(UpdateWeights(workers))
     return updated.max_staleness(limit, lambda: workers.learner.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 Report: TypeAlias = dict[str, Any]
@@ -24,4 +25,11 @@ INFERENCE_REQUESTS, INFERENCE_BATCH_SIZES, INFERENCE_WAIT = (
 """Notes of rollouts whose actions an inference actor has chosen: the number of requests, the sum of the sizes
 of the batches they were answered in, and the seconds they waited."""
 STALENESS = "weights/staleness"
-"""How many versions old the weights were that an item was sampled with, when the learner trained on it."""
+"""How many versions old the weights were that rollouts were sampled with, when the learner trained on them
+or, if they were stored in replay, when they arrived."""
+
+
+def staleness(newest: int, versions: Iterable[float | None]) -> Report:
+    """How many versions behind `newest` the weights of rollouts are, as far as known."""
+    known = [newest - version for version in versions if version is not None]
+    return {STALENESS: known} if known else {}

@@ -11,6 +11,7 @@ import numpy as np
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Context, Iter
+from rollstream.rl.learner_actor import RemoteLearner
 from rollstream.rl.report import (
     EPISODES,
     INFERENCE_BATCH_SIZES,
@@ -22,9 +23,10 @@ from rollstream.rl.report import (
     WEIGHTS,
     WILL_UPDATE,
     Report,
+    staleness,
 )
 from rollstream.rl.update_metrics import UpdateMetrics
-from rollstream.rl.worker_set import Heartbeat, WorkerSet
+from rollstream.rl.worker_set import WorkerSet
 
 EPISODE_WINDOW = 100
 """Number of episodes that returns, lengths and success rates are averaged over."""
@@ -51,7 +53,7 @@ def ReportMetrics(  # noqa: N802
         calls_per_rollout: Number of calls of the learner that follow a rollout stored in a local replay
             buffer; its report waits for them, so that a training ends with all of its updates.
     """
-    reporter = _Reporter(workers.learner.total_steps, every, workers.heartbeat, calls_per_rollout)
+    reporter = _Reporter(workers, every, calls_per_rollout)
     return stream.combine(reporter, name=name)
 
 
@@ -63,10 +65,12 @@ def is_heartbeat(report: Report) -> bool:
 class _Reporter:
     """Counts steps and episodes, and averages metrics between reports."""
 
-    def __init__(self, total: int, every: int, heartbeat: Heartbeat, calls_per_rollout: int):
-        self._total = total
+    def __init__(self, workers: WorkerSet, every: int, calls_per_rollout: int):
+        self._workers = workers
+        self._total = workers.learner.total_steps
+        self._is_asynchronous = isinstance(workers.learner, RemoteLearner)
         self._every = every
-        self._heartbeat = heartbeat
+        self._heartbeat = workers.heartbeat
         self._calls_per_rollout = calls_per_rollout
         self._calls_left = 0
         self._is_due = False
@@ -78,7 +82,7 @@ class _Reporter:
         self._updates: list[UpdateMetrics] = []
         """Metrics of updates, read when a report is due."""
         self._staleness: list[float] = []
-        """Staleness of the items since the last report."""
+        """Staleness of the rollouts since the last report."""
         self._waiting: list[Report] = []
         """Reports that are added up when one is due: all at once takes less time than one by one."""
 
@@ -86,6 +90,8 @@ class _Reporter:
         self._waiting.append(report)
         if steps := int(context.total("steps")):
             self._note_inference(report, context)
+            if self._is_asynchronous and STALENESS not in report:  # stored in replay, and not trained on
+                report |= staleness(self._workers.learner.version, [context.least("version")])
             before, self._steps = self._steps, self._steps + steps
             self._pending += 1
             self._is_due |= self._pending >= self._every or before < self._total <= self._steps
@@ -116,8 +122,7 @@ class _Reporter:
         if (episodes := report.pop(EPISODES, None)) is not None and len(episodes):
             self._window.extend(map(tuple, episodes.tolist()))
             self._episodes += len(episodes)
-        if STALENESS in report:
-            self._staleness.append(report[STALENESS])
+        self._staleness += report.pop(STALENESS, ())
         metrics = report.pop(TRAIN, {})
         if isinstance(metrics, UpdateMetrics):
             self._updates.append(metrics)
@@ -193,16 +198,25 @@ class _Reporter:
 
 
 def staleness_distribution(staleness: Sequence[float]) -> Report:
-    """Median, 90th percentile and maximum of the staleness of items, unless all are up to date.
+    """Mean staleness of rollouts, and median, 90th percentile and maximum, unless all are up to date.
 
-    >>> staleness_distribution([0, 1, 1, 5])
-    {'weights/staleness_p50': 1.0, 'weights/staleness_p90': 5.0, 'weights/staleness_max': 5.0}
+    >>> for metric in staleness_distribution([0, 1, 1, 6]).items():
+    ...     print(*metric)
+    weights/staleness 2.0
+    weights/staleness_p50 1.0
+    weights/staleness_p90 6.0
+    weights/staleness_max 6.0
+    >>> staleness_distribution([0, 0])
+    {'weights/staleness': 0.0}
     """
-    if not any(staleness):
+    if not staleness:
         return {}
+    mean = {STALENESS: sum(staleness) / len(staleness)}
+    if not any(staleness):
+        return mean
     names = (f"{STALENESS}_{part}" for part in ("p50", "p90", "max"))
     quantiles = np.quantile(np.array(staleness, float), [0.5, 0.9, 1.0], method="higher")
-    return dict(zip(names, quantiles.tolist(), strict=True))
+    return mean | dict(zip(names, quantiles.tolist(), strict=True))
 
 
 def _train_name(name: str) -> str:

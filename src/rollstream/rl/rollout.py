@@ -51,6 +51,8 @@ class Rollout:
     """Values of `final_observations`, `[T, B]`, NaN elsewhere, if an inference actor has evaluated them."""
     final_states: list[Any] = field(default_factory=list)
     """Its state after the last step of each episode in `final_observations`."""
+    version: float | None = None
+    """The version of the weights that acted, or the oldest of them."""
 
 
 class RecordedStates:

@@ -11,7 +11,8 @@ from rollstream.rl.batch import Batch, Columns
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.episode_statistics import ended_episodes
 from rollstream.rl.learner import Learner
-from rollstream.rl.report import EPISODES, PRIORITY, STALENESS, TRAIN, Report
+from rollstream.rl.report import EPISODES, PRIORITY, TRAIN, Report, staleness
+from rollstream.rl.rollout import Rollout
 
 PROBABILITY_SCALE = "probability_scale"
 """A note of replay batches from shards: what makes `relative_probability` comparable between them."""
@@ -26,7 +27,9 @@ def train_on(learner: Learner, batch: Any, context: Context, updates: int = 1) -
         context: The batch's provenance.
         updates: Number of updates per replay batch, each with an equal part of it, in one compiled program.
     """
-    report = staleness(learner, context)
+    rollouts = [own for own in batch if isinstance(own, Rollout)] if type(batch) is list else []
+    versions = [own.version for own in rollouts] or [context.least("version")]
+    report = staleness(learner.version, versions)
     if isinstance(batch, DeviceDraw):
         learner.steps = max(learner.steps, batch.env_steps)
         report[TRAIN] = learner.train_on_draw(batch, updates=updates)
@@ -40,12 +43,6 @@ def train_on(learner: Learner, batch: Any, context: Context, updates: int = 1) -
         report[TRAIN] = learner.train(batch, int(context.total("steps")) or None)
         report[EPISODES] = ended_episodes(batch)
     return report
-
-
-def staleness(learner: Learner, context: Context) -> Report:
-    """How many versions old the weights were that the item was sampled with, if known."""
-    version = context.least("version")
-    return {} if version is None else {STALENESS: learner.version - version}
 
 
 def replay_columns(batch: ReplayBatch, context: Context) -> Columns:

@@ -94,7 +94,9 @@ class RolloutWorker(EnvWorker):
             weights = self.weights
             if self._lacks_statistics:
                 weights = self._estimate_statistics()
-            sampled = self._item(weights, self._rollout())
+            rollout = self._rollout()
+            rollout.version = self.version
+            sampled = self._item(weights, rollout)
         item, steps = sampled
         context.note(version=self.version, steps=steps, sample_time=time.perf_counter() - start)
         return item

@@ -164,7 +164,7 @@ def without_workers(state: Mapping[str, Any], ratio: float) -> dict[str, Any]:
 def _for_other_workers(node: Mapping[str, Any], ratio: float) -> dict[str, Any]:
     own = dict(node)
     if "pending" in own:
-        own |= {"inserts": round(own["inserts"] * ratio), "pending": 0}
+        own |= {"inserts": round(own["inserts"] * ratio), "pending": 0, "admitted": False}
     if "stages" in own:
         own["stages"] = {
             name: stage | {"partial": [], "merger": Merger().state_dict()} if "partial" in stage else stage

@@ -209,9 +209,11 @@ class LiveDisplay:
             return Text()
         lines = [_header(tracker), _bar(tracker, self._clock(), width), Text(), *_metrics(tracker)]
         if tracker.statistics is not None and tracker.statistics.nodes:
-            events = [Text(str(event), style="yellow") for event in tracker.statistics.events[-3:]]
+            statistics = tracker.statistics
+            told = [*statistics.straggler_lines()[:3], *map(str, statistics.events[-3:])]
+            events = [Text(line, style="yellow") for line in told]
             room = height - len(lines) - len(events) - 3  # the table's header and blank lines
-            lines += [Text(), *_nodes(tracker.statistics, width, room), *events] if room > 0 else events
+            lines += [Text(), *_nodes(statistics, width, room), *events] if room > 0 else events
         if len(lines) > height - 1:
             lines = [*lines[: height - 2], Text("… more in a taller window", style="dim")]
         for line in lines:

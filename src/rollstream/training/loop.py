@@ -277,6 +277,8 @@ class TrainingLoop:
                     break
                 if checkpointing is not None:
                     checkpointing.save_if_due(report, watch, logger)
+            if report is not None and checkpointing is not None:  # the loop was left, or the plan has ended
+                checkpointing.save_last(report, watch, logger)
         except Exception as error:
             if checkpointing is not None:
                 with suppress(
@@ -286,9 +288,7 @@ class TrainingLoop:
             if isinstance(error, ActorDied):
                 raise self._failure(error, interrupts.received is not None) from error
             raise
-        if report is not None:  # the loop was left, or the plan has ended
-            if checkpointing is not None:
-                checkpointing.save_last(report, watch, logger)
+        if report is not None:
             self._draw_curve()
             self._note_end(report, finished)
         if interrupts.received is not None and not finished:

@@ -211,6 +211,8 @@ def metrics_row(report: Report, statistics: Statistics, events: tuple[ActorEvent
             row[f"flow/{node.name}/dropped"] = node.dropped
     if statistics.bottleneck is not None:
         row["flow/bottleneck"] = statistics.bottleneck
+    if stragglers := statistics.stragglers:
+        row["flow/stragglers"] = ", ".join(stragglers)
     if events:
         row["events/deaths"] = len(events)
     for event in events:
