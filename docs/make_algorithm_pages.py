@@ -225,7 +225,7 @@ def settings(algorithm: Algorithm[Any]) -> str:
     rows = []
     for field in fields(algorithm.config):
         assert field.default is not MISSING
-        rows.append([f"`{field.name}`", code(field.default), texts[field.name]])
+        rows.append([f"`{field.name}`", code(field.default), texts[field.name].replace("|", r"\|")])
     return (
         f'On the command line `--config.NAME VALUE`, in Python `rs.train("{algorithm.name}", '
         f'config={{"NAME": value}}, ...)`.\n\n{table(["setting", "default", "meaning"], rows)}'

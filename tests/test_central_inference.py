@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.central_worker import CentralWorker
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.gae import add_gae
-from rollstream.rl.inference_actor import InferenceActor, InferenceResult
+from rollstream.rl.inference_actor import InferenceActor, InferenceResponse
 from rollstream.rl.operators import ParallelRollouts
 from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.rollout import Rollout
@@ -223,11 +223,11 @@ def test_a_batch_is_computed_when_it_is_full() -> None:
     assert [len(worker.sent) for worker in workers] == [1, 0, 1, 1]
     assert len(actor.later) == 1, "one timer, set by the first"
     for index in (0, 2, 3):
-        (kind, number, answer) = workers[index].sent[0]
-        assert (kind, number, answer.version, answer.batch_size) == ("receive_actions", 10 + index, 3, 3)
+        (kind, number, response) = workers[index].sent[0]
+        assert (kind, number, response.version, response.batch_size) == ("receive_actions", 10 + index, 3, 3)
         alone, _, [other, *_] = inference_of(1)
         alone.act(0, 0, inputs_of(index), False)
-        require_equal(answer.outputs, other.sent[0][2].outputs)
+        require_equal(response.outputs, other.sent[0][2].outputs)
 
 
 def test_a_batch_is_computed_at_the_deadline_of_its_oldest_request() -> None:
@@ -295,8 +295,8 @@ def answers(worker: CentralWorker, inference: FakeActor, versions: Any) -> None:
     while inference.sent:
         _, index, number, inputs, wants_statistics = inference.sent.pop(0)
         actor.act(index, number, inputs, wants_statistics)
-        answer: InferenceResult = own.sent.pop()[2]
-        worker.receive_actions(number, answer._replace(version=next(versions)))
+        response: InferenceResponse = own.sent.pop()[2]
+        worker.receive_actions(number, response._replace(version=next(versions)))
 
 
 def test_a_rollout_is_as_old_as_the_oldest_weights_that_acted() -> None:
@@ -329,29 +329,44 @@ def test_time_in_environments_is_busy_time_of_the_source() -> None:
     assert rows["ParallelRollouts"].busy >= 0.002 * 64
 
 
-def test_answers_to_other_requests_are_ignored() -> None:
+def test_responses_to_other_requests_are_ignored() -> None:
     inference = FakeActor()
     worker = worker_with(inference)
     worker.sample(Context("sample", ("worker", "sample", 0), None, {}))
     [(_, _, number, *_)] = inference.sent
-    worker.receive_actions(number + 1, InferenceResult((), 0, 1, 0.0, {}))
-    worker.receive_actions(number - 1, InferenceResult((), 0, 1, 0.0, {}))
+    worker.receive_actions(number + 1, InferenceResponse((), 0, 1, 0.0, {}))
+    worker.receive_actions(number - 1, InferenceResponse((), 0, 1, 0.0, {}))
     assert len(inference.sent) == 1
-    worker.ask_again()
+    worker.resend_request()
     assert [message[2] for message in inference.sent] == [number, number]
 
 
-def test_weights_are_published_once_and_sent_to_the_inference_actor_only() -> None:
-    with training("impala", "threads", "central", workers=2, num_async=2) as (plan, workers):
+def test_weights_are_sent_once_and_to_the_inference_actor_only() -> None:
+    with training("impala", "inline", "central", workers=2, num_async=2) as (plan, workers):
         list(islice(plan, 5))
-        version = workers.learner.version
+        plan.close()
         assert workers.inference is not None
-        handled = {own.name: own.messages for own in workers.engine.statistics().actors}
-        workers.send_weights(workers.actors)
-        workers.send_weights(workers.actors)
-        assert workers.inference.apply(lambda own: own._version).result() == version
-        now = {own.name: own.messages for own in workers.engine.statistics().actors}
-        assert now["inference"] - handled["inference"] <= 3 + len(workers.actors) * 30
+        messages = [_messages(workers)]
+        for version in (workers.learner.version, 100):
+            workers.remote_learner.receive(version, workers.remote_learner.published)
+            workers.send_weights(workers.actors)
+            workers.send_weights(workers.actors)
+            assert workers.inference.apply(lambda own: own._version).result() == version
+            messages.append(_messages(workers))
+    counts = [
+        {name: after[name] - count for name, count in before.items()} for before, after in pairwise(messages)
+    ]
+    asked = {"worker[0]": 1, "worker[1]": 1}
+    assert counts == [asked | {"inference": 2}, asked | {"inference": 3}]
+
+
+def _messages(workers: WorkerSet) -> dict[str, int]:
+    """How many each actor has handled, with one that asks it for nothing."""
+    for actor in (*workers.actors, workers.inference):
+        assert actor is not None
+        actor.apply(lambda _: None).result()
+    actors = workers.engine.statistics().actors
+    return {own.name: own.messages for own in actors if own.name != "learner"}
 
 
 # Failure -------------------------------------------------------------------------------------------

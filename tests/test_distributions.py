@@ -58,8 +58,8 @@ def test_logits_far_apart_stay_numbers() -> None:
     actions = Categorical(3)
     assert float(actions.entropy(logits)) == 0
     assert float(actions.log_prob(logits, jnp.array(1))) == -2000
-    slopes = jax.grad(lambda own: actions.entropy(own) + actions.log_prob(own, jnp.array(0)))(logits)
-    assert np.isfinite(slopes).all()
+    grads = jax.grad(lambda own: actions.entropy(own) + actions.log_prob(own, jnp.array(0)))(logits)
+    assert np.isfinite(grads).all()
 
 
 MASK = np.array([[1, 0, 1, 1], [0, 0, 1, 0]], np.int8)
@@ -90,10 +90,10 @@ def test_no_gradient_reaches_actions_that_are_not_legal() -> None:
         masked = actions.masked(logits, MASK)
         return jnp.sum(actions.entropy(masked) + actions.log_prob(masked, jnp.array([0, 2])))
 
-    slopes = np.asarray(jax.grad(objective)(jnp.asarray(LOGITS[0])))
-    assert np.isfinite(slopes).all()
-    assert (slopes[MASK == 0] == 0).all()
-    assert (slopes[0][MASK[0] == 1] != 0).all()
+    grads = np.asarray(jax.grad(objective)(jnp.asarray(LOGITS[0])))
+    assert np.isfinite(grads).all()
+    assert (grads[MASK == 0] == 0).all()
+    assert (grads[0][MASK[0] == 1] != 0).all()
 
 
 def test_without_any_legal_action_nothing_breaks() -> None:

@@ -182,7 +182,7 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
         np.testing.assert_allclose(
             learner.weights[name], expected_weights, rtol=1e-4, atol=3e-5, err_msg=name
         )
-    norm = np.sqrt(sum((slope**2).sum() for slope in numeric.values()))
+    norm = np.sqrt(sum((grad**2).sum() for grad in numeric.values()))
     assert known["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert (learner.version, learner.steps) == (1, T * B - 1)
 
@@ -462,8 +462,3 @@ def test_returns_rise(
     with training(name, "inline", environment, seed=1, steps=steps, **settings) as (plan, _):
         report = next(report for report in plan if report["time/total_timesteps"] >= steps)
     assert report["rollout/ep_rew_mean"] > least
-
-
-def test_settings_of_these_tests_are_those_of_the_algorithms() -> None:
-    for name in ("impala", "appo"):
-        ALGORITHMS[name].config(**SMALL[name])

@@ -141,7 +141,7 @@ def gradients_of(algorithm: ModuleType, config: Any, kind: str, weights: Weights
 
 
 def clipped(grads: Weights, limit: float) -> Weights:
-    norm = np.sqrt(sum((slope**2).sum() for slope in grads.values()))
+    norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
     return {name: slope * min(1.0, limit / norm) for name, slope in grads.items()}
 
 
@@ -232,7 +232,7 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
         np.testing.assert_allclose(
             learner.weights[name], expected_weights, rtol=1e-4, atol=2e-5, err_msg=name
         )
-    norm = np.sqrt(sum((slope**2).sum() for slope in numeric.values()))
+    norm = np.sqrt(sum((grad**2).sum() for grad in numeric.values()))
     assert known["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert known["learning_rate"] == config.learning_rate
     assert (learner.version, learner.steps) == (1, T * B)

@@ -62,13 +62,12 @@ class Config(AlgorithmConfig):
     """Number of rollouts per batch, whichever workers they come from; by default as many as there are
     workers, so that a batch has num_envs * rollout_length steps."""
     num_async: PositiveInt = 2
-    """Number of rollouts of each worker in flight: requested, and not in a batch yet. With 1, a worker waits
-    while the learner trains."""
+    """Number of rollouts of each worker in flight: requested, and not in a batch yet."""
     batches_in_flight: PositiveInt = 2
     """Number of batches at the learner: the one it trains on, and those that wait."""
     max_staleness: OptionalNonNegativeInt = None
     """Drop rollouts that arrive more than this many versions after their weights; None keeps all. Until the
-    learner trains on one, it may become batches_in_flight - 1 versions older, and one more in a batch."""
+    learner trains on one, it may become batches_in_flight - 1 versions older."""
     broadcast_weights: bool = False
     """Send new weights to all workers, instead of to those that the batch came from."""
     replay_ratio: NonNegativeInt = 0

@@ -50,12 +50,12 @@ class PutStage(Stage):
         return Stored(self.put(value if self._value is None else self._value(value)), metadata), origin
 
 
-def opened(item: Any) -> Any:
+def dereferenced(item: Any) -> Any:
     """An item as whoever receives it sees it: the value of a stored one, also in a list or tuple."""
     if isinstance(item, Stored):
         return item.ref.get()
     if type(item) in (list, tuple) and any(isinstance(part, Stored) for part in item):
-        return type(item)(opened(part) for part in item)
+        return type(item)(dereferenced(part) for part in item)
     return item
 
 

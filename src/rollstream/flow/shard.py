@@ -16,7 +16,7 @@ from rollstream.flow.errors import OperatorError, PlanError
 from rollstream.flow.node import END, End, Pulled
 from rollstream.flow.operator import Operator, Packet
 from rollstream.flow.provenance import Origin
-from rollstream.flow.references import opened
+from rollstream.flow.references import dereferenced
 from rollstream.flow.stages import Context, Stage
 from rollstream.flow.trace import Recorder, TimeSpan
 
@@ -221,7 +221,7 @@ def run_method(slot: ActorSlot, method: str, value: Any, context: tuple[str, Ori
 
     `context` has the node's name and the item's origin, for a method that asks for a context.
     """
-    value = opened(value)
+    value = dereferenced(value)
     start = time.perf_counter()
     if context is None:
         result = getattr(slot.instance, method)(value)

@@ -48,10 +48,10 @@ class EnvWorker(ABC):
         self.policy: Policy = spec.policy(self.vector.observation_space, self.vector.action_space)
         self._weights: Weights = {}
         self._device: DeviceActing | None = None
-        self._home = jax.devices()[0] if spec.acting == "device" else cpu_device()
+        self._jax_device = jax.devices()[0] if spec.acting == "device" else cpu_device()
         """The device that JAX uses here."""
-        at_home = has_accelerator() and spec.acting != "device"
-        self._at_home = partial(jax.default_device, self._home) if at_home else nullcontext
+        elsewhere = has_accelerator() and spec.acting != "device"
+        self._on_device = partial(jax.default_device, self._jax_device) if elsewhere else nullcontext
         self._postprocess = spec.postprocess(self.policy) if spec.postprocess is not None else None
         self._clips_rewards = spec.clip_rewards or spec.environment.clips_rewards
         self._env_name = spec.environment.name
@@ -85,7 +85,7 @@ class EnvWorker(ABC):
     def _item(self, weights: Weights, rollout: Rollout) -> tuple[Any, int] | None:
         """What is sent of a rollout, and its number of steps; `None` if every environment was only reset."""
         columns = rollout.columns
-        with self._at_home():
+        with self._on_device():
             item = columns if self._postprocess is None else self._postprocess(weights, rollout)
         mask = columns.get("mask")
         steps = columns["reward"].size if mask is None else int(mask.sum())

@@ -1,7 +1,7 @@
 """Central inference: an actor chooses the actions of all workers, as in SEED RL (arXiv:1910.06591).
 
 Workers send what they observe, with their noise and the recurrent state. So all that an inference actor has
-are weights: one that dies is started again, and whoever waits asks again.
+are weights: one that dies is started again, and workers resend their requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollstream.rl.params import Weights
 from rollstream.rl.worker_spec import WorkerSpec, policy_step
 
 
-class InferenceResult(NamedTuple):
+class InferenceResponse(NamedTuple):
     """What a policy chose for one worker."""
 
     outputs: tuple[Any, ...]
@@ -32,11 +32,11 @@ class InferenceResult(NamedTuple):
     version: int
     """Of the weights."""
     batch_size: int
-    """Number of requests that were answered together."""
+    """Number of requests in the batch."""
     waited: float
     """Seconds the request waited for others."""
     statistics: Weights
-    """The running statistics among the weights, if the worker asked for them."""
+    """The running statistics among the weights, if the worker wants them."""
 
 
 class _Request(NamedTuple):
@@ -79,11 +79,11 @@ class InferenceActor:
         self._timer_is_set = False
 
     def connect(self, workers: Sequence[Actor[Any]]) -> None:
-        """Receive the workers. After a restart, those that wait for an answer have to ask again."""
+        """Receive the workers. After a restart, those that wait have to resend their requests."""
         self._workers = workers
         if self._context.restarts:
             for worker in workers:
-                worker.send("ask_again")
+                worker.send("resend_request")
 
     # Weights -----------------------------------------------------------------------------------
 
@@ -116,10 +116,10 @@ class InferenceActor:
 
     def act(self, worker: int, number: int, inputs: Inputs, wants_statistics: bool) -> None:
         """Choose the actions of a worker as soon as there are enough requests, or at the deadline."""
-        self._waiting.pop(worker, None)  # one that asks again waits behind the others
+        self._waiting.pop(worker, None)  # one that resends its request waits behind the others
         self._waiting[worker] = _Request(number, inputs, wants_statistics, time.perf_counter())
         if len(self._waiting) >= self._batch_size:
-            self._answer()
+            self._respond()
         elif not self._timer_is_set:
             self._set_timer(self._deadline)
 
@@ -129,17 +129,17 @@ class InferenceActor:
         self._context.actor.send_later(max(0.0, seconds), "at_deadline", self._batches)
 
     def at_deadline(self, batch: int) -> None:
-        """Answer what waits, if it has waited since the timer was set; else set it again, for the rest."""
+        """Respond to all that wait, if they did when the timer was set; else set it again, for the rest."""
         self._timer_is_set = False
         if not self._waiting:
             return
         if batch == self._batches:
-            self._answer()
+            self._respond()
         else:
             oldest = next(iter(self._waiting.values()))
             self._set_timer(self._deadline - (time.perf_counter() - oldest.arrived))
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         """Compute a batch of all that waits, and send everybody their part."""
         waiting, self._waiting = self._waiting, {}
         self._batches += 1
@@ -147,10 +147,10 @@ class InferenceActor:
         parts = self._outputs(weights, [request.inputs for request in waiting.values()])
         for (worker, request), outputs in zip(waiting.items(), parts, strict=True):
             statistics = statistics_of(weights) if request.wants_statistics else {}
-            result = InferenceResult(
+            response = InferenceResponse(
                 outputs, self._version, len(waiting), start - request.arrived, statistics
             )
-            self._workers[worker].send("receive_actions", request.number, result)
+            self._workers[worker].send("receive_actions", request.number, response)
 
     def _outputs(self, weights: Weights, inputs: list[Inputs]) -> list[tuple[Any, ...]]:
         """What the policy returns for each of the inputs, computed together.

@@ -19,7 +19,7 @@ Array = Any
 def unroll(
     network: Any, inputs: Any, state: State, initial: State, episode_start: Array
 ) -> tuple[Any, State]:
-    """What the heads say of each step, and the states after each, before a reset; both `[T, B, ...]`.
+    """Outputs of the heads for each step, and the states after each, before a reset; both `[T, B, ...]`.
 
     Args:
         network: The network.
@@ -36,8 +36,8 @@ def unroll(
 
     _, (output, states) = lax.scan(step, state, (inputs, episode_start))
     flat = jax.tree.map(lambda own: own.reshape(-1, *own.shape[2:]), output)
-    said = jax.vmap(network.heads)(flat)
-    return jax.tree.map(lambda own: own.reshape(*episode_start.shape, *own.shape[1:]), said), states
+    outputs = jax.vmap(network.heads)(flat)
+    return jax.tree.map(lambda own: own.reshape(*episode_start.shape, *own.shape[1:]), outputs), states
 
 
 def last_state(network: Any, inputs: Any, state: State, taken: Array) -> State:

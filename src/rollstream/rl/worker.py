@@ -71,12 +71,12 @@ class RolloutWorker(EnvWorker):
     def _use(self, received: Weights | PublishedWeights) -> None:
         self._received = None
         if isinstance(received, PublishedWeights):
-            weights = received.on_device(self._home) if self._acts_in_jax else received.on_host()
+            weights = received.on_device(self._jax_device) if self._acts_in_jax else received.on_host()
         else:
-            weights = jax.device_put(received, self._home) if self._acts_in_jax else received
+            weights = jax.device_put(received, self._jax_device) if self._acts_in_jax else received
         if self.spec.exploration is not None:
             weights = self.spec.exploration(weights, self._identity[1])
-            weights = jax.device_put(weights, self._home) if self._acts_in_jax else weights
+            weights = jax.device_put(weights, self._jax_device) if self._acts_in_jax else weights
         if self._reads_weights and not self._acts_in_jax:
             weights = host_arrays(weights)
         self._weights, self._lacks_statistics = weights, lacks_statistics(weights)
@@ -111,7 +111,7 @@ class RolloutWorker(EnvWorker):
     def compute_gradients(self, batch: Batch) -> tuple[Weights, dict[str, Any]]:
         """Gradients of the loss on a batch under this worker's weights, and metrics."""
         assert self._gradients is not None, "this worker has no gradient function: set WorkerSpec.gradients"
-        with self._at_home():
+        with self._on_device():
             gradients = self._gradients(self.weights, batch)
         return gradients if self._device is not None else jax.tree.map(np.asarray, gradients)
 
@@ -119,7 +119,7 @@ class RolloutWorker(EnvWorker):
         """Weights with an estimate of the statistics that normalize, from steps that count nowhere."""
         policy: Any = self.policy
         columns = self._rollout(self._statistics_length).columns
-        with self._at_home():
+        with self._on_device():
             statistics = jax.tree.map(np.asarray, policy.batch_statistics(columns))
         self._use(self.weights | statistics)
         self._lacks_statistics = False  # also if there are none: rewards are not recorded
