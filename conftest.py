@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -51,6 +52,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, or by `nohup`
         signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
     _start_reaper(session.config)
+    gc.set_threshold(1000, 20, 100)  # what JAX keeps of all that tests compile is much to look through
     if sys.platform == "linux":
         resource_tracker.ensure_running()
     _keep_what_jax_compiles(session.config)

@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "steps", "value"), [("ppo", 30_000, 255), ("dqn", 15_000, 1)])
+@pytest.mark.parametrize(("algorithm", "steps", "value"), [("ppo", 30_000, 255), ("dqn", 8_000, 1)])
 def test_a_grid_of_bytes_is_learned_from(algorithm: str, steps: int, value: int) -> None:
     config = SETTINGS[algorithm]
     run = rs.train(

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sampling import Coin  # pyright: ignore[reportMissingImports]
 
 
-def train(options: Any) -> None:
-    """The plan of IMPALA, with its learner on an actor."""
+def settings(options: Any) -> tuple[Config, Task]:
+    """IMPALA's."""
     each, length = impala_cases.ENVIRONMENTS[options.environment], impala_cases.LENGTHS[options.environment]
     config = Config(
         num_envs=each * options.workers,
@@ -37,8 +37,14 @@ def train(options: Any) -> None:
         value_coefficient=impala_cases.VALUE,
         report_every=5,
     )
+    task = Task(EnvSpec(options.environment), 1 << 40, workers=options.workers, acting=options.acting)
+    return config, task
+
+
+def train(options: Any) -> None:
+    """The plan of IMPALA, with its learner on an actor."""
+    config, task = settings(options)
     with rs.engine(options.engine) as engine:
-        task = Task(EnvSpec(options.environment), 1 << 40, workers=options.workers, acting=options.acting)
         workers = IMPALA.workers(engine, config, task)
         seen = 0
         with IMPALA.build(workers, config) as plan:
@@ -56,9 +62,21 @@ def sample(options: Any) -> None:
     each, length = impala_cases.ENVIRONMENTS[options.environment], impala_cases.LENGTHS[options.environment]
     spec = WorkerSpec(EnvSpec(options.environment), each, length, Coin)
     with rs.engine(options.engine) as engine:
-        workers = WorkerSet(engine, spec, Learner(Coin(), None, optax.sgd(0.1)), options.workers)
-        with ParallelRollouts(workers).put().gather_async(num_async=2).zip_with_source() as items:
-            impala_cases.report(lambda: int(next(items)[1].total("steps")), options.seconds)
+        gather(WorkerSet(engine, spec, Learner(Coin(), None, optax.sgd(0.1)), options.workers), options)
+
+
+def act(options: Any) -> None:
+    """The same with IMPALA's policy, whose weights stay as they are."""
+    config, task = settings(options)
+    with rs.engine(options.engine) as engine:
+        workers = IMPALA.workers(engine, config, task)
+        workers.send_weights()
+        gather(workers, options)
+
+
+def gather(workers: WorkerSet, options: Any) -> None:
+    with ParallelRollouts(workers).put().gather_async(num_async=2).zip_with_source() as items:
+        impala_cases.report(lambda: int(next(items)[1].total("steps")), options.seconds)
 
 
 def bare(options: Any) -> None:
@@ -84,9 +102,9 @@ def main() -> None:
     parser = impala_cases.parser(__doc__)
     parser.add_argument("--engine", default="processes")
     parser.add_argument("--acting", choices=("auto", "host", "central"), default="auto")
-    parser.add_argument("--what", choices=("train", "sample", "bare"), default="train")
+    parser.add_argument("--what", choices=("train", "sample", "act", "bare"), default="train")
     options = parser.parse_args()
-    {"train": train, "sample": sample, "bare": bare}[options.what](options)
+    {"train": train, "sample": sample, "act": act, "bare": bare}[options.what](options)
 
 
 if __name__ == "__main__":
