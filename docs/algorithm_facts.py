@@ -47,8 +47,9 @@ class Results:
 
     @property
     def example(self) -> tuple[str, int] | None:
-        """Environment and steps of the first result."""
-        return (self.rows[0][0], int(self.rows[0][2].replace(",", ""))) if self.rows else None
+        """Environment and steps of the first result on a registered environment."""
+        registered = (row for row in self.rows if re.search(r"-v\d+$", row[0]))
+        return next(((row[0], int(row[2].replace(",", ""))) for row in registered), None)
 
 
 def read_results(name: str) -> tuple[list[str], Results]:
