@@ -86,6 +86,10 @@ class _Reporter:
         self._waiting: list[Report] = []
         """Reports that are added up when one is due: all at once takes less time than one by one."""
 
+    def receivers(self) -> list[Any]:
+        """Nobody gets messages."""
+        return []
+
     def __call__(self, report: Report, context: Context) -> list[Report]:
         self._waiting.append(report)
         if steps := int(context.total("steps")):
