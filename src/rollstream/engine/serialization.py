@@ -33,6 +33,8 @@ _OWN = __name__.encode()
 """Occurs in pickles that only an engine can open."""
 _CALL, _ARRAY = b"call ", b"array"
 """First bytes of method calls with plain arguments, and of single arrays: serialized without cloudpickle."""
+_SMALL = 256
+"""Bytes of a stored value's pickle from which on it lies in the store, too: a reference takes about 100."""
 _BESIDE = b"beside"
 """All the bytes of a payload whose pickle is the last of its buffers."""
 
@@ -152,7 +154,7 @@ class Codec:
         pickler = _Pickler(file, self, buffers)
         pickler.dump(value)
         data = file.getvalue()
-        if beside and (buffers or len(data) >= OUT_OF_BAND):
+        if beside and (buffers or len(data) >= _SMALL):
             buffers.append(memoryview(data))
             data = _BESIDE
         return Payload(data, self._store(buffers) if buffers else None, pickler.parts)
