@@ -50,10 +50,11 @@ class Killer:
         """The plan, whose reports kill."""
 
         def watch(report: dict[str, Any]) -> dict[str, Any]:
-            shards = [] if workers.replay is None else [workers.replay.shard(0)]
-            victims = [workers.actors[0], *shards, workers.learner_actor]
-            parts = [0.25, 0.5, 0.75] if shards else [0.25, 0.75]
-            for victim, part in zip(victims, parts, strict=True):
+            shards = [own for name, own in workers.engine.actors.items() if name.startswith("replay")]
+            victims = {0.25: workers.actors[0], 0.75: workers.learner_actor}
+            if shards:
+                victims[0.5] = shards[0]
+            for part, victim in victims.items():
                 if victim.name not in self.killed and report[STEPS] >= part * self.steps:
                     self.killed.append(victim.name)
                     kill(victim)
