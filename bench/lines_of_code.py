@@ -59,7 +59,6 @@ REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
 ON_ACTORS = {
     "a3c": ("worker", "worker_gradients"),
     "apex": ("worker", "make_worker", "set_epsilon", "add_estimates", "td_errors", "replay"),
-    "impala": ("fresh_rollouts",),
 }
 """Functions of an algorithm's own file that give actors more to do than to sample."""
 
