@@ -1,6 +1,7 @@
 """IMPALA and APPO: losses, gradients and updates against versions in numpy, and their plans."""
 
 import pickle
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import ModuleType
@@ -19,6 +20,7 @@ from rollstream.rl.algorithm import Task
 from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.normalize import Moments
+from rollstream.rl.operators import ParallelRollouts, TrainOneStep
 from rollstream.rl.policy import ActorCriticPolicy, evaluate_batch
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.rollout_batches import JoinRollouts, join_rollouts, steps_of
@@ -370,6 +372,16 @@ def test_a_saved_plan_goes_on_exactly(name: str, settings: dict[str, Any]) -> No
         for _ in range(8):
             next(plan)
         assert fingerprint(workers.learner) == straight
+
+
+def test_a_reference_before_train_one_step_is_an_error() -> None:
+    def plan(workers: Any, _: Any) -> Any:
+        references: Any = ParallelRollouts(workers).put().gather_sync().flatten()
+        return references.for_each(TrainOneStep(workers))
+
+    algorithm = replace(ALGORITHMS["a2c"], plan=plan)
+    with pytest.raises(rs.RollstreamError, match=r"TrainOneStep got a reference: leave out put\(\)"):
+        rs.train(algorithm, env="CartPole-v1", steps=100, quiet=True)
 
 
 def test_rollouts_of_other_lengths_are_an_error() -> None:

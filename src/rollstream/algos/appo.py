@@ -52,7 +52,7 @@ class Config(impala.Config):
     """Number of epochs per batch (n_epochs)."""
     minibatches: PositiveInt = 1
     """Number of minibatches per epoch; each has all steps of some of the environments."""
-    report_every: PositiveInt = 100
+    report_every: PositiveInt = 25
     """Number of batches per report."""
 
     def batch_envs(self, task: Task) -> int:

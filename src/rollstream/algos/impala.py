@@ -109,7 +109,7 @@ class Config(AlgorithmConfig):
     """Scale rewards by the running standard deviation of discounted returns."""
     clip_rewards: bool = False
     """Clip rewards to their sign (-1, 0 or 1)."""
-    report_every: PositiveInt = 100
+    report_every: PositiveInt = 25
     """Number of updates per report."""
 
     def batch_rollouts(self, workers: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from operator import itemgetter
+from statistics import median
 from typing import Any
 
 from rollstream.engine import Actor, ActorDied, EngineError, Future
@@ -46,10 +48,12 @@ class ShardClient:
     def statistics(self) -> ShardStatistics:
         """Items and busy seconds, of all incarnations and of the last items."""
         recent = [_work(counters) for counters in list(self.recent)]
-        first = recent[0] if len(recent) > _RECENT else (0, 0.0)
-        last = recent[-1] if recent else first
-        seconds = (last[1] - first[1]) / max(1, last[0] - first[0])
-        return ShardStatistics(self.actor.name, *_work(self.total()), seconds)
+        if len(recent) <= _RECENT:
+            recent.insert(0, (0, 0.0))
+        seconds = [
+            (after[1] - before[1]) / max(1, after[0] - before[0]) for before, after in pairwise(recent)
+        ]
+        return ShardStatistics(self.actor.name, *_work(self.total()), median(seconds) if seconds else 0.0)
 
 
 _RECENT = 16

@@ -24,7 +24,7 @@ class ShardStatistics:
     busy: float
     """Seconds that the source and the operators on this shard ran."""
     item_seconds: float = 0.0
-    """Seconds per item, of the last 16."""
+    """Seconds per item: the median of the last 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ class Statistics:
     def straggler_lines(self) -> list[str]:
         """A line per straggler."""
         return [
-            f"{actor} takes {times:.1f} times as long as most" for actor, times in self.stragglers.items()
+            f"{actor} takes {times:.1f} times as long as the median"
+            for actor, times in self.stragglers.items()
         ]
 
     def _cells(self, node: NodeStatistics) -> tuple[str, ...]:

@@ -118,8 +118,8 @@ def _with_acting(spec: WorkerSpec, task: Task) -> WorkerSpec:
     given = {name: value for name in INFERENCE if (value := getattr(task, name)) is not None}
     if given and task.acting != "central":
         raise RollstreamError(
-            f"{' and '.join(given)} configure an inference actor, and acting is {task.acting}: set "
-            f"acting='central', or leave {'them' if len(given) > 1 else 'it'} out"
+            f"{' and '.join(given)} configure{'s' * (len(given) == 1)} an inference actor, and acting is "
+            f"{task.acting}: set acting='central', or leave {'them' if len(given) > 1 else 'it'} out"
         )
     return replace(spec, **given)
 

@@ -14,7 +14,7 @@ import optax
 
 from rollstream.engine import RollstreamError
 from rollstream.rl.accelerator_program import AcceleratorProgram, on_packed
-from rollstream.rl.batch import Columns
+from rollstream.rl.batch import Batch, Columns
 from rollstream.rl.device_replay import DeviceDraw
 from rollstream.rl.device_sampling import RingLayout
 from rollstream.rl.device_updates import updates_on_draws
@@ -158,8 +158,12 @@ class Learner:
     # Training ----------------------------------------------------------------------------------
 
     def collate(self, items: Any) -> Any:
-        """What the update takes, of items that reached the learner."""
-        return items if self._collate is None else self._collate(items)
+        """What the update takes, of items that reached the learner: a list of batches becomes one batch."""
+        if self._collate is not None:
+            return self._collate(items)
+        if type(items) is list and items and all(isinstance(own, Batch) for own in items):
+            return Batch.concatenate(items)
+        return items
 
     def train(self, batch: Any, steps: int | None = None, *, updates: int = 1) -> Mapping[str, Any]:
         """Train on a batch, which makes a new version of the weights; return the metrics.

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rollstream import flow
-from rollstream.flow import Context, Iter, ParIter
+from rollstream.engine import RollstreamError
+from rollstream.flow import Context, Iter, ParIter, Stored
 from rollstream.replay.buffer import ReplayBatch
 from rollstream.rl.batch import Batch
 from rollstream.rl.device_replay import DeviceDraw
@@ -129,6 +130,11 @@ class TrainOneStep(_Training):
 
     def __call__(self, batch: Batch | ReplayBatch | DeviceDraw, context: Context) -> Report:
         """Metrics; with the episodes of a batch, or the new priorities of a replay batch."""
+        if isinstance(batch, Stored):
+            raise RollstreamError(
+                "TrainOneStep got a reference: leave out put(), or train with "
+                'via(workers.learner_actor, "train")'
+            )
         report = train_on(self.workers.local_learner, batch, context, self._updates)
         if self._send_weights:
             self.workers.send_weights()

@@ -152,7 +152,7 @@ class _Reporter:
             means = ((name, column[~np.isnan(column)]) for name, column in zip(names, rows.T, strict=True))
             report |= {_train_name(name): float(column.mean()) for name, column in means if column.size}
             report |= {_train_name(name): value for name, value in latest.items()}
-        report |= staleness_distribution(self._staleness)
+        report |= staleness_distribution(self._staleness, of_zeros=self._is_asynchronous)
         self._pending, self._sums, self._updates, self._staleness = 0, {}, [], []
         self._iterations += 1
         if self._window:
@@ -201,8 +201,8 @@ class _Reporter:
         self._updates = [UpdateMetrics.of_rows(*own) for own in state["updates"]]
 
 
-def staleness_distribution(staleness: Sequence[float]) -> Report:
-    """Mean staleness of rollouts, and median, 90th percentile and maximum, unless all are up to date.
+def staleness_distribution(staleness: Sequence[float], *, of_zeros: bool = False) -> Report:
+    """Mean staleness of rollouts, and median, 90th percentile and maximum; not `of_zeros` unless it is so.
 
     >>> for metric in staleness_distribution([0, 1, 1, 6]).items():
     ...     print(*metric)
@@ -216,7 +216,7 @@ def staleness_distribution(staleness: Sequence[float]) -> Report:
     if not staleness:
         return {}
     mean = {STALENESS: sum(staleness) / len(staleness)}
-    if not any(staleness):
+    if not any(staleness) and not of_zeros:
         return mean
     names = (f"{STALENESS}_{part}" for part in ("p50", "p90", "max"))
     quantiles = np.quantile(np.array(staleness, float), [0.5, 0.9, 1.0], method="higher")

@@ -13,6 +13,8 @@ Points: TypeAlias = list[tuple[float, float]]
 
 _MAX_POINTS = 10_000
 """Points of a line; at twice as many, every other one is dropped."""
+_FEW = 20
+"""Points of a learning curve up to which each is marked: one alone would not be seen as a line."""
 _STALENESS: dict[str, dict[str, Any]] = {
     "p50": {"linewidth": 1.8},
     "p90": {"linewidth": 1.0},
@@ -79,7 +81,8 @@ def _plot(
         1 + is_stale, sharex=True, height_ratios=[3, 1][: 1 + is_stale], squeeze=False
     )[:, 0]
     if training:
-        axes.plot(*zip(*training, strict=True), color=BLUE, linewidth=1.8, label="training")
+        marker = "o" if len(training) < _FEW else None
+        axes.plot(*zip(*training, strict=True), color=BLUE, linewidth=1.8, marker=marker, label="training")
     if evaluation:
         points = zip(*evaluation, strict=True)
         axes.plot(*points, "o-", color=PINK, linewidth=1, markersize=4, label="evaluation")

@@ -284,6 +284,7 @@ def _nodes(statistics: Statistics, width: int, room: int) -> list[Text]:
                 (f"{_blocks(share, bar):<{bar}}", _ACCENT if is_bottleneck else "blue"),
                 f" {share:>5.0%}  {f'{waited:.0%}' if node.waiting else '':>10}  ",
                 f"{node.items:>9,}  " if wide else "",
+                (f"{node.dropped:,} dropped  " if node.dropped else "", "yellow"),
                 ("bottleneck" if is_bottleneck else "", _ACCENT),
             )
         )
