@@ -310,6 +310,7 @@ def trained(algorithm: str, config: Any, **options: Any) -> dict[str, Any]:
     return rs.train(algorithm, config=config, **(given | options)).policy.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "config", "options"),
     [
@@ -332,6 +333,7 @@ def test_a3c_computes_gradients_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, overlap: bool) -> None:
     """With `overlap`, a batch is among what is saved."""
     config = PPO | {"overlap": overlap}

@@ -179,6 +179,7 @@ def test_weights_are_the_same_on_every_engine(name: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "processes"])
+@pytest.mark.slow
 def test_normalized_weights_are_the_same_on_every_engine(engine: str) -> None:
     normalized: dict[str, Any] = {"normalize_observations": True, "normalize_rewards": True}
     assert trained("ppo", engine, 3, **normalized) == trained("ppo", "inline", 3, **normalized)
@@ -259,6 +260,7 @@ class DiesOnce(CartPoleEnv):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a3c", "impala"))]
 )

@@ -157,6 +157,7 @@ def test_training_is_that_of_local_inference(name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ppo_is_on_policy_and_the_same_on_every_engine(engine: str) -> None:
     """The order of requests may differ with several workers, and with it nothing but rounding."""
     weights = []
@@ -261,6 +262,7 @@ def test_a_request_that_is_repeated_takes_the_place_of_the_first() -> None:
     assert [message[1] for message in workers[0].sent] == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["inline", "threads", "processes"])
 def test_workers_share_batches_and_the_last_ones_do_not_wait_for_more(engine: str) -> None:
     """Of three workers two make a batch. On one thread the first two do so all the time, and then the last
@@ -385,6 +387,7 @@ def test_training_goes_on_after_the_death_of_the_inference_actor() -> None:
         assert version == (workers.learner.version, 2)
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_the_death_of_a_worker() -> None:
     with training("impala", "processes", "central", workers=2) as (plan, workers):
         next(plan)
@@ -437,6 +440,7 @@ def test_a_flow_may_follow_one_that_was_closed_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "lstm", "memory_size": 4}], ids=["", "lstm"])
+@pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_weights(settings: dict[str, Any]) -> None:
     with training("ppo", "inline", "central", workers=2, **settings) as (plan, workers):
         list(islice(plan, 2))
@@ -450,6 +454,7 @@ def test_a_resumed_training_ends_with_the_same_weights(settings: dict[str, Any])
             require_equal(workers.learner.get_weights(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["inline", "threads", "processes"])
 def test_a_snapshot_completes_the_rollouts_in_flight(engine: str) -> None:
     with training("impala", engine, "central", workers=3, num_envs=3, num_async=2) as (plan, workers):

@@ -191,6 +191,7 @@ def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("algorithm", [impala, appo], ids=["impala", "appo"])
+@pytest.mark.slow
 def test_what_reset_steps_and_the_last_row_have_besides_observations_changes_nothing(
     algorithm: ModuleType, memory: str
 ) -> None:
@@ -208,6 +209,7 @@ def test_what_reset_steps_and_the_last_row_have_besides_observations_changes_not
         np.testing.assert_array_equal(one.weights[name], other.weights[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_one_step_of_appo_right_after_its_target_network_is_one_of_impala(memory: str) -> None:
     """The ratio is 1, and so is its gradient that of the log probability."""
@@ -237,6 +239,7 @@ def test_the_target_network_follows_every_few_batches() -> None:
     assert learner.n_updates == 7 * 2, "epochs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_minibatches_are_all_steps_of_some_environments(memory: str) -> None:
     """Three minibatches of an environment each are three batches, in an order that the seed chooses."""

@@ -207,6 +207,7 @@ def mortal(marker: Path, config: Any, task: Task, policy: Any) -> Learner:
     return learner
 
 
+@pytest.mark.slow
 def test_the_learner_may_die_in_the_last_checkpoint(tmp_path: Path) -> None:
     algorithm = replace(ALGORITHMS["impala"], learner=partial(mortal, tmp_path / "marker"))
     settings: dict[str, Any] = {"config": SETTINGS["impala"], "checkpoint_every": 100, "quiet": True}
@@ -228,6 +229,7 @@ def test_a_learner_on_an_actor_has_what_it_needs_there() -> None:
         rs.train(algorithm, env="CartPole-v1", steps=400, engine="inline", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_learner_died_resumes_by_itself_as_often_as_asked(tmp_path: Path) -> None:
     algorithm = replace(ALGORITHMS["impala"], learner=partial(fragile, "impala", tmp_path / "marker"))
     settings: dict[str, Any] = {"env": "CartPole-v1", "steps": 1200, "workers": 2, "quiet": True}
@@ -246,6 +248,7 @@ def test_a_run_whose_learner_died_resumes_by_itself_as_often_as_asked(tmp_path: 
 
 
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path, engine: str) -> None:
     """With one worker and one item in flight everywhere, nothing is asynchronous."""
     script = f"""

@@ -413,6 +413,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seen"),
     [
@@ -467,6 +468,7 @@ def test_a_buffer_that_is_never_full_enough_is_refused(name: str) -> None:
     assert ALGORITHMS[name].config(learning_starts=100, buffer_size=100).buffer_size == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "workers", "first"),
     [

@@ -713,6 +713,7 @@ def test_several_updates_in_one_program_are_the_same_updates(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 @pytest.mark.parametrize("updates", [1, 2])
 def test_an_accelerator_trains_with_packed_arrays_as_a_cpu_does_without(name: str, updates: int) -> None:
@@ -757,6 +758,7 @@ def test_new_priorities_of_several_updates_are_in_the_order_of_the_rows() -> Non
     np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 3])
 def test_on_an_accelerator_divergence_is_seen_late_and_the_weights_before_it_are_kept(updates: int) -> None:
     algorithm, config, actions, _ = LEARNERS["sac"]

@@ -267,6 +267,7 @@ def test_priorities_are_of_the_steps_of_each_sequence(length: int) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"value_rescaling": False}, {"n_step": 1}], ids=str)
 @pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP], ids=str)
+@pytest.mark.slow
 def test_initial_priorities_are_those_that_the_learner_would_set(mode: Any, settings: dict[str, Any]) -> None:
     """Of sequences that a rollout has in full, if the target network has the same weights.
 
@@ -426,6 +427,7 @@ def test_gradients_go_through_sequences_and_not_through_the_burn_in(memory: Any)
         assert abs(slope(burn_in_fixed=False) - found) > 0.01 * abs(found)
 
 
+@pytest.mark.slow
 def test_states_and_targets_get_no_gradients() -> None:
     config = r2d2.Config(**SMALL)
     policy = policy_of(config)
@@ -510,6 +512,7 @@ def test_the_plan_is_that_of_apex() -> None:
     assert graphs[0] == graphs[1]
 
 
+@pytest.mark.slow
 def test_what_the_first_observation_showed_is_remembered() -> None:
     """Without memory, or with a wrong sign anywhere, the mean return is 0 or less."""
     settings: dict[str, Any] = {
@@ -534,6 +537,7 @@ def test_what_the_first_observation_showed_is_remembered() -> None:
     assert report["rollout/ep_rew_mean"] > 0.6
 
 
+@pytest.mark.slow
 def test_masks_and_nested_observations_are_learned_from() -> None:
     """The environment raises if an action is not legal."""
     with training("r2d2", "inline", Signals, n_step=2) as (plan, workers):
@@ -570,6 +574,7 @@ def test_an_empty_shard_is_filled_again_with_sequences_that_are_longer_than_roll
 
 
 @pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_it_trains_resumes_evaluates_and_acts_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:

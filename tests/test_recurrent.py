@@ -277,6 +277,7 @@ def test_gradients_go_back_to_the_start_of_an_episode_and_no_further(memory: Any
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("algorithm", [ppo, a2c], ids=["ppo", "a2c"])
+@pytest.mark.slow
 def test_gradients_of_losses_are_those_of_finite_differences(algorithm: Any, memory: Any) -> None:
     worker = scripted_worker(memory, None, unfilled=False)
     policy: Any = worker.policy
@@ -364,6 +365,7 @@ def test_memory_needs_a_recurrent_policy() -> None:
         spec.policy(BOX, spaces.Discrete(2))
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_of_ones_own_needs_no_setting() -> None:
     class Own(RecurrentPolicy):
         """Nothing but a name."""
@@ -435,6 +437,7 @@ def test_an_epoch_trains_on_every_sequence_once() -> None:
 # Observations --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dict_observations_masks_and_normalization() -> None:
     config = ppo.Config(
         memory="lstm", num_envs=4, rollout_length=25, normalize_observations=True, normalize_rewards=True
@@ -479,6 +482,7 @@ def test_images_and_frame_stacks(name: str) -> None:
 # Files ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "impala", "appo"))]
 )
@@ -510,6 +514,7 @@ def test_weights_are_the_same_on_every_engine() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_a_saved_policy_acts_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "draw_curve", lambda _, path, __: path.touch())
     config = {"memory": "lstm", "memory_size": 8, "num_envs": 2, "minibatch_size": 32, "epochs": 1}
@@ -529,6 +534,7 @@ def test_a_saved_policy_acts_as_in_training(tmp_path: Path, monkeypatch: pytest.
     assert [loaded.policy.act(own[1]) for own in observations] == [int(own[1]) for own in expected]
 
 
+@pytest.mark.slow
 def test_hidden_velocities_train_resume_and_evaluate_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -574,6 +580,7 @@ def recalled(name: str, steps: int, **settings: Any) -> float:
 
 
 @pytest.mark.parametrize("memory", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ppo_remembers(memory: Any) -> None:
     settings = {"memory": memory, "memory_size": 16, "minibatch_size": 64, "epochs": 8}
     assert recalled("ppo", 6_000, **settings) > 0.85
