@@ -194,6 +194,7 @@ def test_recurrent_state_starts_with_every_episode() -> None:
         require_equal(sampled(device), sampled(host))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_recurrent_policies_act_alike(mode: str) -> None:
     network = partial(recurrent_actor_critic, memory_size=5)
@@ -362,6 +363,7 @@ class Notes:
     def finish(self, completed: bool) -> None: ...
 
 
+@pytest.mark.slow
 def test_the_choice_is_shown_and_recorded(tmp_path: Path) -> None:
     display: Any = Notes()
     trained("ppo", PPO, acting="device", steps=32, out=tmp_path / "run", display=display)

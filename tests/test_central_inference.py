@@ -117,6 +117,7 @@ ENVIRONMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "impala"])
 @pytest.mark.parametrize("case", ENVIRONMENTS)
 def test_rollouts_are_those_of_local_inference(case: str, name: str) -> None:
@@ -139,6 +140,7 @@ def test_rollouts_are_the_same_on_every_engine(engine: str) -> None:
         require_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "appo", "dqn", "sac", "td3"])
 def test_training_is_that_of_local_inference(name: str) -> None:
     environment = EnvSpec(Target if name in CONTINUOUS else "CartPole-v1")

@@ -278,6 +278,7 @@ def replay_of(name: str) -> tuple[DeviceReplay, Any, Callable[..., Any]]:
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 20), rounds=st.integers(1, 20))
+@pytest.mark.slow
 def test_transitions_are_those_of_the_host(name: str, seed: int, rounds: int) -> None:
     case = CASES[name]
     replay, empty, gather = replay_of(name)
@@ -348,6 +349,7 @@ def assert_consistent(levels: Any) -> None:
         assert not np.asarray(above)[len(sums) :].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5, 32, 33, 1_000, 40_000])
 def test_sums_are_those_of_the_leaves(count: int) -> None:
     random = np.random.default_rng(count)
@@ -543,6 +545,7 @@ RAINBOW = {"n_step": 3, "priority_exponent": 0.6, "num_atoms": 5, "dueling": Tru
 PENDULUM = {"environment": "Pendulum-v1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -572,6 +575,7 @@ def test_a_saved_plan_goes_on_exactly(name: str, options: dict[str, Any]) -> Non
         np.testing.assert_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environment", "options"),
     [("sac", "Pendulum-v1", {}), ("dqn", "CartPole-v1", {"priority_exponent": 0.6})],
@@ -626,6 +630,7 @@ def filled_buffer(name: str, environment: Any, *, batch_size: int, **options: An
         yield workers, buffer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environment", "options"),
     [

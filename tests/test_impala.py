@@ -149,6 +149,7 @@ def rows_of(algorithm: ModuleType, config: Any, policy: Any, target: Weights, ba
 
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("algorithm", [impala, appo], ids=["impala", "appo"])
+@pytest.mark.slow
 def test_losses_gradients_and_updates(algorithm: ModuleType, kind: str) -> None:
     config, policy, weights, batch = example(algorithm, kind)
     target = moved(policy.init(0), 3) if algorithm is appo else weights

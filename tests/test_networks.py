@@ -93,6 +93,7 @@ def test_images_are_looked_at_as_numbers_from_0_to_1() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.uint8, pytest.param(np.bool_, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_images_of_any_size_become_features(shape: tuple[int, ...], dtype: Any) -> None:
     space = spaces.Box(0, 1, shape, dtype)
     policy = ActorCriticPolicy(space, spaces.Discrete(3))

@@ -244,6 +244,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOMES)
 def test_reports_tell_what_people_look_for(name: str) -> None:
     with training(name, "inline", HOMES[name]) as (plan, _):
@@ -262,6 +263,7 @@ def test_reports_tell_what_people_look_for(name: str) -> None:
         assert report["replay/size"] == report["time/total_timesteps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "ratio"),
     [
@@ -357,6 +359,7 @@ def test_another_seed_gives_other_weights() -> None:
     assert trained("dqn", "inline", 4, seed=1) != trained("dqn", "inline", 4, seed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -421,6 +421,7 @@ def sac_critic_loss_of(kind: str, critic: Weights, target: Any, rows: Any) -> fl
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["numbers", "choices", "quantiles"])
 def test_an_update_of_sac(kind: str, n_step: int) -> None:
     actions = CHOICES if kind == "choices" else NUMBERS
@@ -574,6 +575,7 @@ def td3_critic_loss_of(config: td3.Config, critic: Weights, target: Any, rows: A
     return sum(np.mean((own - target) ** 2) for own in values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -662,6 +664,7 @@ LEARNERS: dict[str, tuple[Any, Any, spaces.Space[Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_nan_stops_the_update(name: str) -> None:
     """And all of that has compiled each update once."""
@@ -692,6 +695,7 @@ def joined(batches: list[Weights]) -> Weights:
     return {name: np.concatenate([own[name] for own in batches]) for name in batches[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_several_updates_in_one_program_are_the_same_updates(name: str) -> None:
     algorithm, config, actions, loss = LEARNERS[name]

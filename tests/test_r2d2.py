@@ -158,6 +158,7 @@ def double_of(weights: Any, prefix: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP], ids=str)
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_items_are_sequences_of_one_episode_with_the_state_the_policy_had(memory: Any, mode: Any) -> None:
     """Whatever rollouts they span: starts, lengths, steps before them, padding and states, one by one."""
@@ -401,6 +402,7 @@ def test_the_loss_and_priorities_are_those_of_a_plain_recursion(variant: dict[st
     assert set(batch["length"].tolist()) > {6.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_gradients_go_through_sequences_and_not_through_the_burn_in(memory: Any) -> None:
     """Against finite differences, with the weights of the burn-in fixed; with all weights they are others."""

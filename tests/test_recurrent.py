@@ -180,6 +180,7 @@ def unprocessed(worker: RolloutWorker) -> Any:
 
 @pytest.mark.parametrize("evaluates_steps", [True, False], ids=["while acting", "afterwards"])
 @pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=str)
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_rollouts_and_sequences_are_what_stepping_gives(
     memory: Any, mode: AutoresetMode | None, evaluates_steps: bool
@@ -298,6 +299,7 @@ def test_gradients_of_losses_are_those_of_finite_differences(algorithm: Any, mem
 
 
 @pytest.mark.parametrize("algorithm", [ppo, a2c], ids=["ppo", "a2c"])
+@pytest.mark.slow
 def test_learners_ignore_what_is_in_steps_that_were_resets(algorithm: Any) -> None:
     worker = scripted_worker("lstm", AutoresetMode.NEXT_STEP, unfilled=False)
     batch = sampled(worker)

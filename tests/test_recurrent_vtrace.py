@@ -135,6 +135,7 @@ def test_states_are_joined_and_replayed_with_their_rollouts() -> None:
         worker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_gradients_of_appo_are_those_of_finite_differences(memory: Any) -> None:
     """IMPALA's are the same right after an update of the target network, which is tested there."""

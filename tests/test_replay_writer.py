@@ -340,6 +340,7 @@ def test_rows_of_removed_items_are_freed(
 @every_table
 @given(seed=st.integers(0, 1000), next_step=st.booleans(), data=st.data())
 @settings(max_examples=15)
+@pytest.mark.slow
 def test_a_full_table_has_the_newest_items(
     windowing: Windowing, options: dict[str, int], seed: int, next_step: bool, data: st.DataObject
 ) -> None:

@@ -128,6 +128,7 @@ def test_after_a_signal_nobody_waits_for_the_silent() -> None:
     assert not slow.forced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["inline", "threads", "processes", "ray", "stopped"])
 def test_a_signal_ends_a_training_whose_worker_is_stuck(how: str) -> None:
     with scripts.started("-c", textwrap.dedent(SCRIPT), how) as training:
