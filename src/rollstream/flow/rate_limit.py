@@ -19,8 +19,8 @@ U = TypeVar("U")
 class Limit(Node):
     """One side of a rate limiter. Behind a gather it gates requests, elsewhere its own pulls.
 
-    Samples count when they are admitted, inserts when they have passed. So there may be operators between
-    the gather and the inserts, which drop some; but samples come right from it.
+    Samples count when they are admitted, inserts when they have passed. So a `filter` between the gather and
+    the inserts may drop some; but samples come right from a gather.
     """
 
     kind = "limit"
@@ -137,9 +137,12 @@ class Limit(Node):
 
 
 def _gather_of(upstream: Node, *, through_chain: bool) -> Node | None:
-    """The gather whose requests a limiter can withhold, if there is one."""
-    node = upstream.upstreams[0] if through_chain and isinstance(upstream, Chain) else upstream
-    return node if node.requests_items else None
+    """The gather whose requests a limiter can withhold, if each item of it becomes one at most, at once."""
+    if through_chain and isinstance(upstream, Chain):
+        if any(stage.kind not in ("for_each", "filter") for stage in upstream.stages):
+            return None
+        upstream = upstream.upstreams[0]
+    return upstream if upstream.requests_items else None
 
 
 def limit_ratio(
@@ -155,7 +158,8 @@ def limit_ratio(
 
     The ratio holds within `error_buffer` samples, by default one insert's worth. No sample is requested
     before `min_size` inserts have passed. Put it right behind the gathers, so that it admits or withholds
-    their requests. When one stream ends, the other ends where the ratio stops it.
+    their requests; between a gather and the inserts there may be `for_each` and `filter`. When one stream
+    ends, the other ends where the ratio stops it.
     `rollstream.rate_limiter.RateLimiter` has the inequalities.
     """
     require_iter("limit_ratio", inserts)

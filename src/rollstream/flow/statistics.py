@@ -92,7 +92,7 @@ class Statistics:
 
     @property
     def stragglers(self) -> Mapping[str, float]:
-        """Actors whose last items took more than twice as long as most of their source's: how many times."""
+        """Actors whose last items took more than twice the median of their source: how many times that."""
         return {actor: times for node in self.nodes for actor, times in node.stragglers.items()}
 
     def share(self, node: NodeStatistics) -> float:

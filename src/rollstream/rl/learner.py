@@ -47,7 +47,7 @@ class Learner:
         updates_per_batch: How much a batch adds to the metric `n_updates`: the number of epochs, for
             instance.
         collate: Makes what the update takes of the items that reach the learner: it joins several rollouts,
-            for instance, and may have a state. Batches need none.
+            for instance, and may have a state. Without it, a list of batches is concatenated.
         seed: Seed of the initial weights and of the random inputs.
         total_steps: Environment steps of the whole training.
         concurrent: Whether independent parts of the update run at the same time; see `jit`.
