@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
-
 from rollstream.atomic_files import named_errors, write_atomically
 from rollstream.engine import ActorEvent
 from rollstream.flow import Statistics
 from rollstream.rl.operators import Report
+from rollstream.training.tensorboard_events import EventFile
 
 MetricsRow: TypeAlias = dict[str, float | str]
 """One row of metrics: the report, busy time per node, and actors that died."""
@@ -43,7 +41,7 @@ class MetricsLogger:
         self.rows: deque[MetricsRow] = deque(maxlen=MAX_ROWS)
         """The newest rows, without a folder."""
         self._columns: list[str] = []
-        self._events: _TensorBoardWriter | None = None
+        self._events: EventFile | None = None
         self._lines: TextIO | None = None
         self._table: TextIO | None = None
         if folder is None:
@@ -52,7 +50,7 @@ class MetricsLogger:
         write_atomically(folder / "metrics.jsonl", (_line(row).encode() for row in rows))
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._write_table()
-        self._events = _TensorBoardWriter(folder, start_step)
+        self._events = EventFile(folder, start_step)
 
     def add(self, row: MetricsRow) -> None:
         """Append a row."""
@@ -73,7 +71,8 @@ class MetricsLogger:
             self._table.flush()
         else:
             self._write_table()
-        self._events.add(row)
+        scalars = {name: float(value) for name, value in row.items() if not isinstance(value, str)}
+        self._events.add(int(float(row[STEPS])), scalars)
 
     def sync(self) -> None:
         """Flush rows to disk, before the checkpoint that belongs to them."""
@@ -147,37 +146,6 @@ def _line(row: Mapping[str, Any]) -> str:
         for name, value in row.items()
     }
     return json.dumps(finite, allow_nan=False) + "\n"
-
-
-class _TensorBoardWriter:
-    """Writes one TensorBoard event per row, at once.
-
-    tensorboardX's SummaryWriter makes one event per metric and hands them to a thread, which takes longer
-    than everything else that is done with a row.
-    """
-
-    def __init__(self, folder: Path, start_step: int):
-        self._writer = EventsWriter(str(folder / "events"), f".{start_step}")
-        protobuf: Any = event_pb2
-        self._event: Any = protobuf.Event
-        summary: Any = summary_pb2
-        self._summary: Any = summary.Summary
-        if start_step:  # TensorBoard drops events of later steps
-            start = protobuf.SessionLog(status=protobuf.SessionLog.START)
-            self._write(self._event(step=start_step + 1, session_log=start))
-
-    def add(self, row: MetricsRow) -> None:
-        scalars = [(name, value) for name, value in row.items() if not isinstance(value, str)]
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
-        self._write(self._event(step=int(float(row[STEPS])), summary=self._summary(value=values)))
-
-    def _write(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self._writer.write_event(event)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class Stopwatch:
