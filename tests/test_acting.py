@@ -123,19 +123,36 @@ def test_a_step_sends_frames_of_bytes_and_nothing_else(monkeypatch: pytest.Monke
     worker = on_policy_worker("device", blinking())
     sampled(worker)
     acting: Any = worker._device
-    calls: list[Any] = []
+    sent: list[Any] = []
+
+    def put(inputs: Any) -> Any:
+        from_host = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, np.ndarray)]
+        if type(inputs) is tuple:
+            sent.append([(leaf.shape, leaf.dtype) for leaf in from_host])
+        return original(inputs)
 
     def program(*inputs: Any) -> Any:
-        from_host = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, np.ndarray)]
-        calls.append([(leaf.shape, leaf.dtype) for leaf in from_host])
-        return original(*inputs)
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(inputs))
+        return own_program(*inputs)
 
-    original = acting._program
+    original, own_program = acting._put, acting._program
+    monkeypatch.setattr(acting, "_put", put)
     monkeypatch.setattr(acting, "_program", program)
     sampled(worker)
     frames, started = ((4, 6, 6, 1), np.uint8), ((4,), bool)
-    assert all(sent in ([frames], [frames, started]) for sent in calls[1:])
-    assert calls[0] in ([], [started]), "the last frames of a rollout are there already"
+    assert len(sent) == 7
+    assert all(own in ([frames], [frames, started]) for own in sent[1:])
+    assert sent[0] in ([], [started]), "the last frames of a rollout are there already"
+    worker.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_acting_is_compiled_once(mode: str) -> None:
+    worker = on_policy_worker("device", blinking(mode))
+    for _ in range(3):
+        sampled(worker)
+    acting: Any = worker._device
+    assert (acting._program._cache_size(), acting._push._cache_size()) == (1, 1)
     worker.close()
 
 

@@ -74,7 +74,7 @@ def test_an_episode_without_an_end_is_cut_and_that_is_said_once() -> None:
     with Evaluator(EnvSpec(Walk), still(), max_episode_steps=30, notify=notes.append) as evaluator:
         for _ in range(2):
             assert evaluator({}, 3) == Evaluation(60.0, 0.0, 30.0, 3)
-        assert evaluator({}, 40).episodes == 16  # an environment that has not ended begins no other
+        assert evaluator({}, 40).episodes == 32  # an environment that has not ended begins no other
     assert len(notes) == 1
     assert notes[0].startswith("an evaluation episode of Walk was cut off after 30 steps")
 
@@ -182,9 +182,9 @@ def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
         return commit(writer, keep)
 
     monkeypatch.setattr(CheckpointWriter, "commit", crash)
-    begun: Any = {"env": "CartPole-v1", "steps": 128, "evaluate_every": 64, "evaluate_episodes": 1}
+    begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "checkpoint_every": 64}
     with pytest.raises(SystemExit):
-        train(**begun)
+        train(steps=128, **begun)
     assert names(tmp_path / "run" / "checkpoints") == ["step_000000064"]
     monkeypatch.setattr(CheckpointWriter, "commit", commit)
     train(resume=True)
@@ -193,7 +193,7 @@ def test_a_crash_between_two_checkpoints_does_not_lose_the_best(
 
 @pytest.mark.filterwarnings("ignore:checkpoint:UserWarning")
 def test_the_best_is_not_newer_than_where_a_run_goes_on(tmp_path: Path, train: Callable[..., Run]) -> None:
-    train(env="CartPole-v1", steps=192, evaluate_every=64, evaluate_episodes=1)
+    train(env="CartPole-v1", steps=192, evaluate_every=64, evaluate_episodes=1, checkpoint_every=64)
     assert names(tmp_path / "run" / "best") == names(tmp_path / "run" / "checkpoints")
     os.truncate(tmp_path / "run" / "checkpoints" / "step_000000192" / "state.json", 10)
 
@@ -212,8 +212,8 @@ def test_the_best_is_there_as_long_as_one_may_go_back_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Run]
 ) -> None:
     """Checkpoints that never become whole do not cost the best one before them."""
-    begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "keep": 1}
-    train(steps=128, **begun)
+    begun: Any = {"env": "CartPole-v1", "evaluate_every": 64, "evaluate_episodes": 1, "checkpoint_every": 64}
+    train(steps=128, keep=1, **begun)
     assert names(tmp_path / "run" / "best") == ["step_000000128"], "nobody goes back to before that"
     commit = CheckpointWriter.commit
 

@@ -745,6 +745,8 @@ def test_an_accelerator_trains_with_packed_arrays_as_a_cpu_does_without(name: st
         for key, value in plain.weights.items():
             np.testing.assert_allclose(weights[key], value, rtol=1e-4, atol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), packed.state, plain.state)
+    programs: list[Any] = [own for key in packed._compiled.values() for own in key._compiled.values()]
+    assert [compiled._cache_size() for _, compiled in programs] == [1] * len(programs)
     resumed = algorithm.learner(config, task(), policy)
     resumed._accelerated = True
     resumed.load_state_dict(packed.state_dict())

@@ -3,6 +3,9 @@
 A step is one call of a jitted program, which stacks the new frames, acts, and writes the observation, and the
 log probability and value if the policy evaluates its steps, into buffers `[T, B, ...]`. The host sends frames
 and reads actions; each read of a device array takes 0.3 ms on one H200, so there is no other.
+
+Every argument is put on the device before a call: JAX compiles a program anew for arguments that come from
+elsewhere, which takes seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class DeviceActing:
         self._step = partial(_step, step, push)
         self._program = jit(self._step, donate=(4,), out_shardings=(host_memory(), None, None, None))
         self._push = jit(push)
-        self._none_started = None if self._frames is None else jnp.zeros(vector.count, bool)
+        self._put = partial(jax.device_put, device=jax.devices()[0])
+        self._none_started = None if self._frames is None else self._put(np.zeros(vector.count, bool))
         self._new_recording: dict[int, Any] = {}
         """Jitted functions that return empty buffers, by the length of the rollout."""
         self._weights: Weights = {}
@@ -75,31 +79,31 @@ class DeviceActing:
 
     def start(self, weights: Weights, noise: Any, length: int) -> None:
         """Start a rollout of so many steps, with noise `[T, ...]`."""
-        self._weights, self._noise = weights, jax.device_put(noise)
+        self._weights, self._noise = weights, self._put(noise)
         if self._frames is not None and self._stack is None:
             stack, size = self._frames.stacks(), self._frames.newest().shape[self._frames.axis]
-            self._stack = jax.device_put(np.roll(stack, size, self._frames.axis))  # its newest is added later
+            self._stack = self._put(np.roll(stack, size, self._frames.axis))  # its newest is added later
         self._recording = None
         self._length = length
 
     def act(self, observation: Observation, state: State, _: Any) -> tuple[Array, State]:
         """Actions for the newest frames or observations of the host, and the new state."""
-        frames, started = self._sent(observation), self._started()
+        inputs = self._put((self._sent(observation), self._started(), state))
         if self._recording is None:
-            self._recording = self._empty(frames, started, state)
+            self._recording = self._empty(inputs)
         action, state, self._stack, self._recording = self._program(
-            self._weights, self._noise, self._stack, (frames, started, state), self._recording
+            self._weights, self._noise, self._stack, inputs, self._recording
         )
         return action, state
 
     def finish(self, observation: Observation) -> tuple[dict[str, Any], Observation]:
         """The columns of the rollout, and the observation after its last step; all on the device."""
         columns, self._recording = self._recording.columns, None
-        self._newest = observation, jax.device_put(observation)
-        return columns, self._push(self._stack, self._newest[1], self._started())
+        self._newest = observation, self._put(observation)
+        return columns, self._push(self._stack, self._newest[1], self._put(self._started()))
 
     def _sent(self, observation: Observation) -> Observation:
-        """The observation, or its copy on the device if there is one; the program sends it otherwise."""
+        """The observation, or its copy on the device if there is one."""
         newest, self._newest = self._newest, None
         return newest[1] if newest is not None and newest[0] is observation else observation
 
@@ -109,7 +113,7 @@ class DeviceActing:
             return self._none_started
         return self._frames.started
 
-    def _empty(self, frames: Observation, started: Any, state: State) -> Any:
+    def _empty(self, inputs: Any) -> Any:
         """Empty buffers, made on the device."""
         if self._length not in self._new_recording:
             shapes = jax.eval_shape(
@@ -117,7 +121,7 @@ class DeviceActing:
                 self._weights,
                 self._noise,
                 self._stack,
-                (frames, started, state),
+                inputs,
             )
             length = self._length
 
@@ -126,7 +130,7 @@ class DeviceActing:
                 return _Recording(columns, jnp.int32(0))
 
             self._new_recording[length] = jit(new)
-        return self._new_recording[self._length]()
+        return self._put(self._new_recording[self._length]())
 
     # State -------------------------------------------------------------------------------------
 

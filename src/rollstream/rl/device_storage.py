@@ -94,7 +94,8 @@ class DeviceStorage:
         if memory is not None and self.nbytes > memory:
             raise RollstreamError(f"{needed}, and {device} has {memory / 1e9:.3g} GB; {fix}")
         try:
-            return jax.block_until_ready(self._zeros())
+            # Bound to the device, as the results of programs are: others would be compiled anew.
+            return jax.block_until_ready(jax.device_put(self._zeros(), device))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -137,7 +138,7 @@ class DeviceStorage:
         if priorities is not None:
             *levels, max_priority = state["priorities"]
             filled = tuple(_filled(own, saved) for own, saved in zip(priorities.levels, levels, strict=True))
-            self.priorities = Priorities(filled, jnp.array(max_priority, copy=True))
+            self.priorities = Priorities(filled, jax.device_put(jnp.array(max_priority), jax.devices()[0]))
 
 
 def _column_specs(layout: RingLayout, signature: Signature) -> dict[str, ArraySpec]:

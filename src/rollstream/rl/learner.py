@@ -153,6 +153,8 @@ class Learner:
     def _pack(self) -> Any:
         if self._packed is None:
             self._packed = self._packing.pack_on_device(self._trained)
+            if self._accelerated:  # results of programs are bound to a device: others would compile them anew
+                self._packed, self._finite = jax.device_put((self._packed, self._finite), jax.devices()[0])
         return self._packed
 
     # Training ----------------------------------------------------------------------------------

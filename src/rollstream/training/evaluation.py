@@ -21,7 +21,7 @@ from rollstream.rl.worker_set import WorkerSet
 from rollstream.training.inference import deterministic_step, stochastic_step, to_actor_device
 from rollstream.training.progress_tracker import significant
 
-_MAX_ENVIRONMENTS = 16
+_MAX_ENVIRONMENTS = 32
 _MAX_EPISODE_STEPS = 100_000
 """Not every environment ends under every policy."""
 _UNINTERRUPTED_STEPS = 1_000
@@ -89,7 +89,7 @@ class Evaluator:
     def __call__(self, weights: Weights, episodes: int, index: int = 0) -> Evaluation:
         """Run episodes; each index has its own."""
         vector = self._environments(min(episodes, _MAX_ENVIRONMENTS))
-        weights = to_actor_device(self._policy, weights)
+        weights = to_actor_device(self._policy, weights, vector.count)
         seeds = np.random.SeedSequence([self._seed, index, 2]).generate_state(vector.count)
         observation = vector.reset([int(seed) >> 1 for seed in seeds])
         state = self._policy.initial_state(vector.count)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from rollstream.rl.acting import choose_acting
 from rollstream.rl.action_masks import allows_action, join_masks, mask_sizes
 from rollstream.rl.env_checks import INTERFACE_ERRORS, space_mismatch
 from rollstream.rl.frame_stack import first_stack, push_frame
@@ -43,9 +44,12 @@ def deterministic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
     return jit(step) if policy.jit else step
 
 
-def to_actor_device(policy: Policy, weights: Weights) -> Weights:
-    """Move weights to the device that computes actions."""
-    return jax.device_put(weights, cpu_device()) if policy.jit else weights
+def to_actor_device(policy: Policy, weights: Weights, num_envs: int = 1) -> Weights:
+    """Move weights to the device that computes actions, by the rule for workers in the driver's process."""
+    if not policy.jit:
+        return weights
+    acting = choose_acting("auto", policy, weights, num_envs, own_process=False)
+    return jax.device_put(weights, jax.devices()[0] if acting == "device" else cpu_device())
 
 
 class TrainedPolicy:
