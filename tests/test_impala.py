@@ -25,6 +25,7 @@ from rollstream.rl.policy import ActorCriticPolicy, evaluate_batch
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.rollout_batches import JoinRollouts, join_rollouts, steps_of
 from rollstream.rl.update_metrics import Diverged
+from rollstream.rl.updates import compute_grads, optimizer_step
 from rollstream.rl.vtrace import evaluate_rollouts
 from rollstream.training.checkpointing import without_workers
 
@@ -240,12 +241,43 @@ def test_the_target_network_follows_every_few_batches() -> None:
     assert learner.n_updates == 7 * 2, "epochs"
 
 
+def test_minibatches_are_random_steps() -> None:
+    """Each is one step of the optimizer, with advantages and targets of before the first of them."""
+    settings = {"minibatches": 6, "epochs": 2, "standardize_advantages": True}
+    config, policy, weights, batch = example(appo, **settings)
+    learner = appo.learner(config, task(), policy)
+    learner.weights = weights
+    rows = appo.with_targets(policy, config, batch, learner.state["target"]).flattened()
+    learner.train(batch)
+    generator, optimizer = np.random.default_rng([0, 0, 4]), impala.make_optimizer(config)
+    orders = np.concatenate([generator.permutation(T * B) for _ in range(2)])
+    state, learning_rate = optimizer.init(weights), np.float32(config.learning_rate)
+    for chosen in orders.reshape(12, -1):
+        minibatch = {name: column[chosen] for name, column in rows.items()}
+        grads, _ = compute_grads(partial(appo.loss, policy, config, minibatch), weights)
+        weights, state = optimizer_step(optimizer, learning_rate, grads, state, weights)
+    for name, value in weights.items():
+        np.testing.assert_allclose(learner.weights[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_standardized_advantages_have_mean_0_and_deviation_1(masked: bool) -> None:
+    config, policy, weights, batch = example(appo, standardize_advantages=True)
+    if not masked:
+        del batch["mask"]
+    rows = appo.with_targets(policy, config, batch, weights)
+    mask = rows.get("mask", np.ones((T, B), bool))
+    plain = appo.with_targets(policy, replace(config, standardize_advantages=False), batch, weights)
+    expected = np.asarray(plain["advantage"])[mask]
+    expected = (expected - expected.mean()) / expected.std()
+    np.testing.assert_allclose(np.asarray(rows["advantage"])[mask], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["none", "lstm"])
-def test_minibatches_are_all_steps_of_some_environments(memory: str) -> None:
+def test_minibatches_of_a_recurrent_policy_are_all_steps_of_some_environments() -> None:
     """Three minibatches of an environment each are three batches, in an order that the seed chooses."""
     config, policy, weights, batch = example(
-        appo, memory=memory, memory_size=4, minibatches=3, target_update_interval=100
+        appo, memory="lstm", memory_size=4, minibatches=3, target_update_interval=100
     )
     del batch["mask"]  # every environment counts alike
     learner = appo.learner(config, task(), policy)
@@ -300,8 +332,10 @@ def test_nan_stops_the_update(algorithm: ModuleType) -> None:
 )
 def test_a_batch_has_as_many_new_steps(settings: dict[str, Any], workers: int, steps: int) -> None:
     assert impala.Config(**settings).steps_per_round(workers) == steps
-    envs = appo.Config(**settings).batch_envs(Task(EnvSpec("CartPole-v1"), 1, workers=workers))
-    assert envs * 20 == steps * (1 + settings.get("replay_ratio", 0))
+    config, count = appo.Config(**settings), steps * (1 + settings.get("replay_ratio", 0))
+    a_task = Task(EnvSpec("CartPole-v1"), 1, workers=workers)
+    assert config.minibatch_size(a_task, recurrent=False) == (count, count)
+    assert config.minibatch_size(a_task, recurrent=True) == (count // 20, count // 20)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
@@ -414,12 +448,13 @@ def test_a_plan_that_lacks_an_operator_is_told_which(
         list(islice(plan, 20))
 
 
-def test_minibatches_that_do_not_fit_are_an_error() -> None:
+@pytest.mark.parametrize(("memory", "count", "rows"), [("none", 20, "steps"), ("gru", 4, "environments")])
+def test_minibatches_that_do_not_fit_are_an_error(memory: str, count: int, rows: str) -> None:
     with (
         pytest.raises(
-            rs.RollstreamError, match=r"4 environments cannot be divided into 3 minibatches.*1, 2, 4"
+            rs.RollstreamError, match=rf"{count} {rows} cannot be divided into 3 .* a divisor of {count}\b"
         ),
-        training("appo", "inline", minibatches=3),
+        training("appo", "inline", minibatches=3, memory=memory),
     ):
         pass
 

@@ -21,7 +21,7 @@ from rollstream.rl.batch import FIRST_STATE, Batch
 from rollstream.rl.learner import Learner
 from rollstream.rl.normalize import combined_statistics, first_statistics
 from rollstream.rl.params import Weights, trainable
-from rollstream.rl.policy import ActorCriticPolicy, evaluate_batch
+from rollstream.rl.policy import ActorCriticPolicy, SequencePolicy, evaluate_batch
 from rollstream.rl.rollout_batches import JoinRollouts, new_steps_of, steps_of
 from rollstream.rl.updates import (
     Metrics,
@@ -31,6 +31,7 @@ from rollstream.rl.updates import (
     minibatch_permutations,
     optimizer_step,
     scan_minibatches,
+    standardized,
 )
 from rollstream.rl.vtrace import evaluate_rollouts
 
@@ -46,19 +47,28 @@ class Config(impala.Config):
     clip_target_ratio: NonNegativeFloat = 2.0
     """Maximum ratio of the policy that acted to the target network, in the ratio that is clipped (rho of
     IMPACT); inf for none."""
+    standardize_advantages: bool = False
+    """Standardize the advantages of each batch, as PPO does."""
     target_update_interval: PositiveInt = 2
     """Number of batches between updates of the target network."""
     epochs: PositiveInt = 2
     """Number of epochs per batch (n_epochs)."""
     minibatches: PositiveInt = 1
-    """Number of minibatches per epoch; each has all steps of some of the environments."""
+    """Number of minibatches per epoch, of random steps; with memory, of all steps of some environments."""
     report_every: PositiveInt = 25
     """Number of batches per report."""
 
-    def batch_envs(self, task: Task) -> int:
-        """Number of rows of a batch: environments, each as often as rollouts of it are in the batch."""
+    def minibatch_size(self, task: Task, *, recurrent: bool) -> tuple[int, int]:
+        """Rows of a batch and of a minibatch: steps, or sequences if the policy is recurrent."""
         rollouts = self.batch_rollouts(task.workers) * (1 + self.replay_ratio)
-        return rollouts * task.envs_per_worker(self.num_envs)
+        count = rollouts * task.envs_per_worker(self.num_envs) * (1 if recurrent else self.rollout_length)
+        if count % self.minibatches:
+            rows = "environments" if recurrent else "steps"
+            raise RollstreamError(
+                f"a batch of {count} {rows} cannot be divided into {self.minibatches} minibatches; set "
+                f"minibatches to a divisor of {count}"
+            )
+        return count, count // self.minibatches
 
 
 def loss(policy: ActorCriticPolicy, config: Config, batch: Any, weights: Weights) -> tuple[Array, Metrics]:
@@ -96,11 +106,14 @@ def with_targets(policy: ActorCriticPolicy, config: Config, batch: Batch, target
     """The steps `[T, B]` of a batch with V-trace under the target network, as the loss takes them."""
     evaluated, vtrace = evaluate_rollouts(policy, target, batch, **config.vtrace)
     steps = {name: column for name, column in steps_of(batch).items() if name in _LOSS_COLUMNS}
+    advantage = vtrace.advantage
+    if config.standardize_advantages:
+        advantage = standardized(advantage, steps.get("mask"))
     return Batch(
         steps,
         target_log_prob=evaluated.log_prob,
         target_value=evaluated.value,
-        advantage=vtrace.advantage,
+        advantage=advantage,
         value_target=vtrace.value_target,
     )
 
@@ -108,6 +121,8 @@ def with_targets(policy: ActorCriticPolicy, config: Config, batch: Batch, target
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     """Adam, and a target network; all epochs and minibatches of a batch are one jitted call."""
     optimizer = impala.make_optimizer(config)
+    recurrent = isinstance(policy, SequencePolicy)
+    count, minibatch_size = config.minibatch_size(task, recurrent=recurrent)
 
     def init_state(params: Weights) -> dict[str, Any]:
         return {"optimizer": optimizer.init(params), "target": params, "updates": jnp.int32(0)}
@@ -123,8 +138,9 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         combined = combined_statistics(weights, statistics)
         weights = weights | first_statistics(weights, statistics)
         steps = with_targets(policy, config, batch, weights | state["target"])
+        rows = steps if recurrent else steps.flattened()
         (weights, opt_state), metrics = scan_minibatches(
-            step, (weights, state["optimizer"]), steps, permutations, axis=1
+            step, (weights, state["optimizer"]), rows, permutations, axis=int(recurrent)
         )
         metrics["explained_variance"] = explained_variance(
             steps["target_value"], steps["value_target"], steps.get("mask")
@@ -133,13 +149,6 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         target = optax.periodic_update(params, state["target"], updates, config.target_update_interval)
         return weights | combined, {"optimizer": opt_state, "target": target, "updates": updates}, metrics
 
-    envs = config.batch_envs(task)
-    if envs % config.minibatches:
-        fitting = [count for count in range(1, envs + 1) if envs % count == 0]
-        raise RollstreamError(
-            f"a batch of {envs} environments cannot be divided into {config.minibatches} minibatches; set "
-            f"minibatches to one of {', '.join(map(str, fitting))}"
-        )
     return Learner(
         policy,
         update,
@@ -147,9 +156,9 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
         init_state=init_state,
         random_inputs=partial(
             minibatch_permutations,
-            count=envs,
+            count=count,
             epochs=config.epochs,
-            minibatch_size=envs // config.minibatches,
+            minibatch_size=minibatch_size,
         ),
         schedules=config.schedules,
         updates_per_batch=config.epochs,

@@ -90,6 +90,12 @@ def masked_mean(values: Array, mask: Array | None) -> Array:
     return jnp.sum(values, where=mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def standardized(values: Array, mask: Array | None) -> Array:
+    """The values with mean 0 and standard deviation 1 where `mask` is True, or over all."""
+    centred = values - masked_mean(values, mask)
+    return centred / jnp.maximum(1e-8, jnp.sqrt(masked_mean(centred**2, mask)))
+
+
 def n_step_returns(batch: Any, gamma: float) -> tuple[Array, Array]:
     """Discounted sums of the rewards `[N, n]` of transitions, and the discount of the value that follows.
 
