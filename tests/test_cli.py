@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in `runs/tiny`; `told` is what its training wrote."""
     home, output = tmp_path_factory.mktemp("home"), io.StringIO()
     with chdir(home), redirect_stdout(output):
-        main(["train", "ppo", *TINY, "--steps", "300", "--out", "runs/tiny"])
+        main(["train", "ppo", *TINY, "--steps", "300", "--checkpoint-every", "128", "--out", "runs/tiny"])
     (home / "told").write_text(output.getvalue())
     return home
 

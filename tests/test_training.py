@@ -29,7 +29,7 @@ from rollstream.algos import ALGORITHMS, UnknownAlgorithm, algorithm, ppo
 from rollstream.rl.env_spec import EnvSpec, UnknownEnvironment
 from rollstream.rl.learner import Learner
 from rollstream.rl.spaces import SpaceError
-from rollstream.training import checkpoint, interrupts, loop, metrics
+from rollstream.training import checkpoint, checkpointing, interrupts, loop, metrics
 from rollstream.training.checkpoint import CheckpointError
 from rollstream.training.config import resolve_config
 from rollstream.training.evaluation import Evaluation, Evaluator
@@ -1084,6 +1084,16 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_built(out: s
 
 def no_environment() -> Any:
     raise AssertionError("made too early")
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(0.0, [64, 128, 192, 256, 320]), (1000.0, [320])])
+def test_by_default_some_time_passes_between_checkpoints(
+    seconds: float, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "_SECONDS", seconds)
+    small(tmp_path / "run", checkpoint_every=None, keep=10)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == [f"step_{step:09}" for step in saved]
 
 
 @pytest.mark.slow

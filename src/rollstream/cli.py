@@ -41,7 +41,7 @@ def _option(metavar: str, default: str = "") -> Any:
 _REQUIRED = "(required, except with --resume)"
 _ENGINES = "{inline,threads,processes,ray}"
 _ACTING = "{auto,host,device,central}"
-_CHECKPOINTS = "a tenth of --steps, at most 50,000"
+_CHECKPOINTS = "a tenth of --steps, at most 50,000, but not within 30 seconds of the last"
 
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]
 AlgorithmName = Annotated[Positional[str], arg(metavar="ALGO")]

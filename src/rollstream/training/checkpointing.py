@@ -25,6 +25,8 @@ from rollstream.training.run_folder import RunConfig, RunError
 
 _MAX_EVERY = 50_000
 """Default number of steps between checkpoints, at most."""
+_SECONDS = 30.0
+"""Default number of seconds between checkpoints, at least: some trainings take 50,000 steps within one."""
 
 
 class Checkpointing:
@@ -56,7 +58,10 @@ class Checkpointing:
         self._run = run
         self._plan = plan
         self._weights = weights
-        self._every = run_config.checkpoints.every or max(1, min(run_config.task.steps // 10, _MAX_EVERY))
+        every = run_config.checkpoints.every
+        self._every = every or max(1, min(run_config.task.steps // 10, _MAX_EVERY))
+        self._seconds = _SECONDS if every is None else 0.0
+        self._saved_at = 0.0
         self._keep = run_config.checkpoints.keep
         self._notify = notify
         self._warned = False
@@ -67,9 +72,14 @@ class Checkpointing:
         """A checkpoint that actors are still writing to."""
 
     def save_if_due(self, report: Report, watch: Stopwatch, logger: MetricsLogger) -> None:
-        """Save a checkpoint if the steps have reached the next multiple, and none is pending."""
-        if report[STEPS] >= self._due and self.pending is None:
+        """Save a checkpoint if the steps have reached the next multiple, and none is pending.
+
+        By default, some time must have passed as well.
+        """
+        waited = watch.elapsed - self._saved_at >= self._seconds
+        if waited and report[STEPS] >= self._due and self.pending is None:
             self._save(report, watch, logger)
+            self._saved_at = watch.elapsed
             self._due = self._next_multiple(int(report[STEPS]))
 
     def _next_multiple(self, step: int) -> int:

@@ -91,7 +91,8 @@ def train(
             is given).
         evaluate_episodes: episodes per evaluation (default 10).
         stop_at: stop as soon as the mean return of an evaluation reaches this.
-        checkpoint_every: environment steps between checkpoints (default: a tenth of `steps`, at most 50,000).
+        checkpoint_every: environment steps between checkpoints (default: a tenth of `steps`, at most 50,000,
+            but not within 30 seconds of the last).
         keep: number of checkpoints to keep (default 3), besides the best one.
         env_kwargs: keyword arguments of the environment.
         frame_stack: number of observations to stack (default 1).

@@ -41,7 +41,8 @@ class CheckpointConfig:
     """When to save checkpoints."""
 
     every: Annotated[int | None, Limits(1)] = None
-    """Environment steps between checkpoints; `None` for a tenth of the run, at most 50,000."""
+    """Environment steps between checkpoints; `None` for a tenth of the run, at most 50,000, and at least 30
+    seconds."""
     keep: Annotated[int, Limits(1)] = 3
     """How many of the newest checkpoints to keep."""
 
