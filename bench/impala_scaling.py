@@ -5,8 +5,9 @@
   inference actor, which has the accelerator if there is one;
 - `training`: the plan of IMPALA, with its learner on an actor.
 
-`linear` is the rate per worker divided by that of the fewest workers. Needs as many cores as workers, and the
-extra `atari` for Pong. Each figure is from a process of its own, which warms up first.
+ALE gets one thread per worker. `linear` is the rate per worker divided by that of the fewest workers. Needs as
+many cores as workers, and the extra `atari` for Pong. Each figure is from a process of its own, which warms up
+first.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def main() -> None:
         competitor = Competitor("impala_rollstream.py", (options.environment, *SERIES[series]))
         for workers in sorted(options.workers):
             more = ["--workers", str(workers), "--seconds", str(options.seconds)]
+            more += ["--threads", "1"] * options.environment.startswith("ALE/")
             rate = competitor.steps_per_second(None, more)
             figures.append(Figure(options.environment, series, workers, rate))
             print(figures[-1], flush=True)

@@ -1,8 +1,8 @@
-"""Returns of trainings against wall-clock time, drawn from their run folders.
+r"""Returns of trainings against wall-clock time, drawn from their run folders.
 
 The trainings of `docs/images/pong.svg`, on one H200 with 16 cores:
 
-    rollstream train appo --env ALE/Pong-v5 --env-kwargs repeat_action_probability=0.0 --steps 2700000 \\
+    rollstream train appo --env ALE/Pong-v5 --env-kwargs repeat_action_probability=0.0 --steps 2700000 \
         --workers 2 --engine threads --evaluate-every 2690000 --evaluate-episodes 30 --out runs/appo
     python bench/training_curves.py runs/appo --plot docs/images/pong.svg
 """

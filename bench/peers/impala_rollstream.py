@@ -25,6 +25,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sampling import Coin  # pyright: ignore[reportMissingImports]
 
 
+def environment(options: Any) -> EnvSpec:
+    """The environment, whose vector may get a number of threads in each worker."""
+    threads = {} if options.threads is None else {"num_threads": options.threads}
+    return EnvSpec(options.environment, threads)
+
+
 def settings(options: Any) -> tuple[Config, Task]:
     """IMPALA's."""
     each, length = impala_cases.ENVIRONMENTS[options.environment], impala_cases.LENGTHS[options.environment]
@@ -37,7 +43,7 @@ def settings(options: Any) -> tuple[Config, Task]:
         value_coefficient=impala_cases.VALUE,
         report_every=5,
     )
-    task = Task(EnvSpec(options.environment), 1 << 40, workers=options.workers, acting=options.acting)
+    task = Task(environment(options), 1 << 40, workers=options.workers, acting=options.acting)
     return config, task
 
 
@@ -60,7 +66,7 @@ def train(options: Any) -> None:
 def sample(options: Any) -> None:
     """Rollouts of a dummy policy, of which the driver gets references."""
     each, length = impala_cases.ENVIRONMENTS[options.environment], impala_cases.LENGTHS[options.environment]
-    spec = WorkerSpec(EnvSpec(options.environment), each, length, Coin)
+    spec = WorkerSpec(environment(options), each, length, Coin)
     with rs.engine(options.engine) as engine:
         gather(WorkerSet(engine, spec, Learner(Coin(), None, optax.sgd(0.1)), options.workers), options)
 
@@ -102,6 +108,9 @@ def main() -> None:
     parser = impala_cases.parser(__doc__)
     parser.add_argument("--engine", default="processes")
     parser.add_argument("--acting", choices=("auto", "host", "central"), default="auto")
+    parser.add_argument(
+        "--threads", type=int, help="of ALE, for each worker (default: its share of the cores)"
+    )
     parser.add_argument("--what", choices=("train", "sample", "act", "bare"), default="train")
     options = parser.parse_args()
     {"train": train, "sample": sample, "act": act, "bare": bare}[options.what](options)
