@@ -108,9 +108,7 @@ def main() -> None:
     parser = impala_cases.parser(__doc__)
     parser.add_argument("--engine", default="processes")
     parser.add_argument("--acting", choices=("auto", "host", "central"), default="auto")
-    parser.add_argument(
-        "--threads", type=int, help="of ALE, for each worker (default: its share of the cores)"
-    )
+    parser.add_argument("--threads", type=int, help="of ALE, for each worker")
     parser.add_argument("--what", choices=("train", "sample", "act", "bare"), default="train")
     options = parser.parse_args()
     {"train": train, "sample": sample, "act": act, "bare": bare}[options.what](options)
