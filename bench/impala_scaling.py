@@ -5,9 +5,9 @@
   inference actor, which has the accelerator if there is one;
 - `training`: the plan of IMPALA, with its learner on an actor.
 
-ALE gets one thread per worker. `linear` is the rate per worker divided by that of the fewest workers. There have
-to be as many cores as workers, and Pong needs the extra `atari`. Each figure is from a process of its own,
-which warms up first.
+ALE gets one thread per worker. `linear` is the rate per worker divided by that of the fewest workers. There
+have to be as many cores as workers, and Pong needs the extra `atari`. Each figure is from a process of its
+own, which warms up first.
 """
 
 from __future__ import annotations
