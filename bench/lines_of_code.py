@@ -31,8 +31,16 @@ from typing import Any
 import support
 
 from rollstream.replay.service import ReplayShard
-from rollstream.rl import episode_statistics, operators, replay_operators, reporting, training_step
+from rollstream.rl import (
+    adapting_operators,
+    episode_statistics,
+    operators,
+    replay_operators,
+    reporting,
+    training_step,
+)
 from rollstream.rl.learner_actor import LearnerActor, RemoteLearner
+from rollstream.rl.task_worker import TaskWorker
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_set import WorkerSet
 
@@ -43,6 +51,7 @@ PAPER = {
     "dqn": (239, 87, 139),
     "apex": (250, 126, 216),
     "impala": (694, 89, 362),
+    "maml": (370, 136, 136),
 }
 """Table 1: the original, RLlib Flow minimal, and conservative."""
 REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
@@ -52,6 +61,8 @@ REMOTE: dict[Any, tuple[Callable[..., Any], ...]] = {
     operators.ApplyGradients: (WorkerSet.send_weights, RolloutWorker.set_weights),
     operators.UpdateWeights: (WorkerSet.send_weights, RolloutWorker.set_weights),
     operators.ReceiveWeights: (LearnerActor, RemoteLearner, training_step.train_on),
+    adapting_operators.InnerAdapt: (TaskWorker,),
+    adapting_operators.next_tasks: (WorkerSet.send_weights,),
     replay_operators.ParallelReplay: (ReplayShard.sample, ReplayShard.insert, ReplayShard.update_priorities),
 }
 """What operators call on workers, by name, so that it cannot be seen in their code."""
@@ -114,7 +125,7 @@ def used(thing: Any) -> set[Any]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     found: set[Any] = set()
     for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-        for module in (operators, replay_operators, reporting, episode_statistics):
+        for module in (operators, adapting_operators, replay_operators, reporting, episode_statistics):
             other = getattr(module, name, None)
             is_code = inspect.isfunction(other) or inspect.isclass(other)
             if is_code and other is not thing and other.__module__ == module.__name__:

@@ -33,6 +33,8 @@ ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "MultiBinary": spaces.MultiBinary(2),
     "Box": spaces.Box(-1, 1, (1,)),
 }
+STEPS = 5_000_000
+"""Steps of the example of an algorithm that names an environment for it."""
 EXAMPLES = {"Discrete": ("CartPole-v1", 100_000), "Box": ("Pendulum-v1", 20_000)}
 """Environment and steps of the example, by action space; for algorithms without results."""
 
@@ -71,6 +73,8 @@ def cells(line: str) -> list[str]:
 
 def example(name: str) -> tuple[str, int]:
     """Environment and steps to show an algorithm with."""
+    if (environment := ALGORITHMS[name].environment) is not None:
+        return environment, STEPS
     supported = supported_actions(ALGORITHMS[name])
     return read_results(name)[1].example or next(EXAMPLES[space] for space in EXAMPLES if space in supported)
 

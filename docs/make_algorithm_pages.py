@@ -39,6 +39,8 @@ METRICS = {
     "rollout/ep_len_mean": "Mean length of the last 100 episodes.",
     "rollout/episodes": "Number of episodes so far.",
     "rollout/exploration_rate": "Exploration rate (epsilon): the mean, if each environment has its own.",
+    "adaptation/return_before": "Mean return of the episodes before any adaptation.",
+    "adaptation/return_after": "Mean return of the episodes after the last adaptation.",
     "train/loss": "Total loss.",
     "train/policy_gradient_loss": "Policy part of the loss.",
     "train/policy_loss": "Policy part of the loss.",

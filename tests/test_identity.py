@@ -116,5 +116,5 @@ def test_a2c_learns_from_its_first_updates_on() -> None:
 
 
 def test_all_algorithms_and_spaces_are_tried() -> None:
-    assert SPACES.keys() == SETTINGS.keys() == ALGORITHMS.keys()
+    assert SPACES.keys() == SETTINGS.keys() == ALGORITHMS.keys() - {"maml"}, "which needs tasks"
     assert set(SPACES["ppo"]) == IDENTITY_SPACES.keys()

@@ -23,7 +23,7 @@ LAYERS = (
     {"drawing"},
     {"rate_limiter"},
     {"engine"},
-    {"limits"},
+    {"limits", "envs"},
 )
 """Packages and modules of the root, from the top down. A layer imports from those below it."""
 KNOWN = {

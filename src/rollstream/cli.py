@@ -320,6 +320,8 @@ def _graph_environment(algorithm: Any) -> str:
     from rollstream.rl.env_spec import EnvSpec
     from rollstream.rl.spaces import SpaceError
 
+    if algorithm.environment is not None:
+        return algorithm.environment
     task = Task(EnvSpec("CartPole-v1"), steps=1)
     try:
         algorithm.worker(algorithm.config(), task).policy(*task.spaces())

@@ -25,6 +25,7 @@ _REGISTRY = {
     "ddpg": ("rollstream.algos.ddpg", "DDPG"),
     "dqn": ("rollstream.algos.dqn", "DQN"),
     "impala": ("rollstream.algos.impala", "IMPALA"),
+    "maml": ("rollstream.algos.maml", "MAML"),
     "ppo": ("rollstream.algos.ppo", "PPO"),
     "r2d2": ("rollstream.algos.r2d2", "R2D2"),
     "sac": ("rollstream.algos.sac", "SAC"),
@@ -89,15 +90,17 @@ def algorithm(name: str) -> Algorithm[Any]:
 
 
 def supporting(task: Task) -> list[str]:
-    """Names of the algorithms that support the spaces of a task's environment."""
+    """Names of the algorithms that support the spaces of a task's environment, whatever it is."""
     from rollstream.rl.spaces import SpaceError
 
     task, spaces = replace(task, workers=0, policy=None), task.spaces()
     names: list[str] = []
     for name, algorithm in ALGORITHMS.items():
         with suppress(SpaceError):
-            algorithm.worker(algorithm.config(), task).policy(*spaces)
-            names.append(name)
+            spec = algorithm.worker(algorithm.config(), task)
+            spec.policy(*spaces)
+            if spec.tasks is None:
+                names.append(name)
     return names
 
 

@@ -147,6 +147,8 @@ class Algorithm(Generic[C]):
     """Spawns the replay shards, for plans with replay on actors: `workers.replay`."""
     learner_on_actor: bool = False
     """The learner is an actor of the engine, `workers.learner_actor`, and a stage of the plan."""
+    environment: str | None = None
+    """An environment for examples and pictures, if usual ones are none that it can be trained on."""
 
     def build(self, workers: WorkerSet, config: C) -> Iter[Report]:
         """Build the plan; raise if it is not a stream."""

@@ -22,10 +22,10 @@ class BadEnvironment(RollstreamError):
     """An environment that does not follow Gymnasium's interface."""
 
 
-def checked_reset(environment: Any, **seed: int) -> tuple[Any, dict[str, Any]]:
+def checked_reset(environment: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Reset an environment; raise `BadEnvironment` unless it returns an observation and a dict."""
     try:
-        result = environment.reset(**seed)
+        result = environment.reset(**options)
     except INTERFACE_ERRORS as error:
         explain(error, environment, _RESET)
         raise _failed(environment, error) from error

@@ -63,7 +63,7 @@ class EnvWorker(ABC):
         """Start an episode in every environment; the seeds depend on the worker's identity and the salt."""
         num_envs = self.spec.num_envs
         seeds = np.random.SeedSequence([*self._identity, *salt, 1]).generate_state(num_envs)
-        self.observation = self.vector.reset([int(seed) >> 1 for seed in seeds])
+        self.observation = self._start_episodes([int(seed) >> 1 for seed in seeds])
         if self._device is not None:
             self._device.forget()
         self.state = self.policy.initial_state(num_envs)
@@ -72,6 +72,9 @@ class EnvWorker(ABC):
         self._plain: Any = None
         if isinstance(own := self._new_observations(1), np.ndarray):
             self._plain = own.shape[2:], own.dtype
+
+    def _start_episodes(self, seeds: list[int]) -> Observation:
+        return self.vector.reset(seeds)
 
     @abstractmethod
     def sample(self, context: Context) -> Any:

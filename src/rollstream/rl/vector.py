@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from rollstream.engine import RollstreamError
 from rollstream.rl.action_masks import ActionMasks
 from rollstream.rl.env_checks import INTERFACE_ERRORS, check_observation, checked_reset, env_name, explain
 from rollstream.rl.env_state import load_environments, saved_environments
@@ -62,6 +63,14 @@ class Vector(ABC):
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start an episode in each environment, with a seed for each."""
 
+    def sample_tasks(self, generator: np.random.Generator, count: int) -> list[Any]:  # noqa: ARG002
+        """Tasks of the family that the environments are of. Raises if they are of none."""
+        raise RollstreamError("only plain environments without stacked frames can be reset to a task")
+
+    def reset_to_tasks(self, seeds: Sequence[int], tasks: Sequence[Any]) -> Observation:  # noqa: ARG002
+        """Start an episode of a task in each environment; those after it are of the same task."""
+        raise RollstreamError("only plain environments without stacked frames can be reset to a task")
+
     @abstractmethod
     def step(self, actions: np.ndarray[Any, Any]) -> VectorStep:
         """Act in each environment."""
@@ -97,9 +106,28 @@ class SyncVector(Vector):
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start an episode in each environment, with its own seed."""
+        return self._reset([{"seed": int(seed)} for seed in seeds])
+
+    def sample_tasks(self, generator: np.random.Generator, count: int) -> list[Any]:
+        """Tasks that the environment's `sample_task` chooses."""
+        first = self._environments[0]
+        if not first.has_wrapper_attr("sample_task"):
+            raise RollstreamError(
+                f"{env_name(first)} has no sample_task(generator), so there are no tasks to adapt to; "
+                f"rollstream.envs:PointNavigation-v0 has some"
+            )
+        sample = first.get_wrapper_attr("sample_task")
+        return [sample(generator) for _ in range(count)]
+
+    def reset_to_tasks(self, seeds: Sequence[int], tasks: Sequence[Any]) -> Observation:
+        """Start an episode of a task in each environment, with `options={"task": task}`."""
+        pairs = zip(seeds, tasks, strict=True)
+        return self._reset([{"seed": int(seed), "options": {"task": task}} for seed, task in pairs])
+
+    def _reset(self, options: Sequence[dict[str, Any]]) -> Observation:
         observations = zeros(self.observation_space, self.count)
-        for index, (environment, seed) in enumerate(zip(self._environments, seeds, strict=True)):
-            put(observations, index, self._with_mask(*checked_reset(environment, seed=int(seed))))
+        for index, (environment, own) in enumerate(zip(self._environments, options, strict=True)):
+            put(observations, index, self._with_mask(*checked_reset(environment, **own)))
         if self._masks.present:
             self._masks.require_legal(observations["action_mask"])
         return observations

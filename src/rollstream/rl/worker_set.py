@@ -17,6 +17,7 @@ from rollstream.rl.learner import Learner
 from rollstream.rl.learner_actor import LearnerActor, RemoteLearner
 from rollstream.rl.packed_tree import PublishedWeights
 from rollstream.rl.params import Weights
+from rollstream.rl.task_worker import TaskWorker
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_spec import WorkerSpec, require_central
 
@@ -64,7 +65,8 @@ class WorkerSet:
         if acting == "central":
             self._spawn_central(count, spawn_options)
         else:
-            self.actors = engine.spawn(RolloutWorker, (spec,), count=count, name="worker", **spawn_options)
+            kind = RolloutWorker if spec.tasks is None else TaskWorker
+            self.actors = engine.spawn(kind, (spec,), count=count, name="worker", **spawn_options)
         self.send_weights()
 
     def _spawn_central(self, count: int, spawn_options: Mapping[str, Any]) -> None:

@@ -60,6 +60,10 @@ class WorkerSpec:
     """Whether the worker has a process of its own, where JAX uses the CPU only."""
     acting: Acting = "auto"
     """Where the worker acts, or an inference actor for it; a `WorkerSet` chooses for `auto`."""
+    tasks: int | None = None
+    """Number of tasks of a `TaskWorker`, which divides `num_envs`; other workers have none."""
+    adapt: Callable[[Any], Callable[[Weights, Any], Weights]] | None = None
+    """Given the policy, returns what adapts weights to the steps of a task: a pure function."""
     env_threads: int | None = None
     """Number of threads of ALE's and EnvPool's vector environments; their own default without one."""
 
