@@ -86,8 +86,9 @@ def measure(name: str, seed: int, tasks: int) -> Figure:
 
     rate = max(RATES, key=lambda rate: adapted(rate, TEST_SEED + 1).mean())
     mixture = adapted(rate, TEST_SEED)
-    gains = standard_errors(after - before), standard_errors(after - mixture)
-    return Figure(name, seed, before.mean(), after.mean(), mixture.mean(), *gains)
+    figures = before.mean(), after.mean(), mixture.mean()
+    figures += standard_errors(after - before), standard_errors(after - mixture)
+    return Figure(name, seed, *map(float, figures))
 
 
 def show(figures: Sequence[Figure]) -> None:

@@ -556,6 +556,10 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("train ppo --learning_rate=1", "--learning_rate (did you mean --config.learning-rate?); see"),
         ("evaluate x --episode 3", "(did you mean --episodes?); see rollstream evaluate --help"),
         ("train ppo --qqqq", "unknown option --qqqq; see rollstream train ppo --help"),
+        (
+            "train dqn --config.memory lstm",
+            "--config.memory, which a2c, a3c, appo, impala, ppo and r2d2 have; see rollstream train dqn --help",
+        ),
         ("train ppo --env A-v0 --steps many", "--steps many: must be an integer >= 1"),
         ("train ppo --env A-v0 --steps=1.5", "--steps 1.5: must be an integer >= 1"),
         (

@@ -243,8 +243,18 @@ def test_a_run_whose_learner_died_resumes_by_itself_as_often_as_asked(tmp_path: 
     [note] = [note for note in shown.notes if "resuming" in note]
     assert re.search(r"learner.*SIGKILL.*resuming from the newest checkpoint \(1 of 1\)", note)
     assert [info.start_step > 0 for info in shown.starts] == [False, True]
+    [died] = [row for row in run.metrics if "events/deaths" in row]
+    assert died["events/deaths"] == 1
+    assert "SIGKILL" in str(died["events/learner"])
+    assert shown.starts[1].start_step < died["time/total_timesteps"] <= shown.starts[1].start_step + 200
     with pytest.raises(rs.RollstreamError, match="max_failures needs a folder"):
         rs.train(algorithm, max_failures=1, **settings)
+
+
+def test_max_failures_is_for_learners_on_actors(tmp_path: Path) -> None:
+    with pytest.raises(rs.RollstreamError, match="that of ppo is in the driver: leave it out"):
+        rs.train("ppo", env="CartPole-v1", steps=400, out=tmp_path / "run", max_failures=2, quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])

@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import OmitSubcommandPrefixes, subcommand
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rollstream.algos import SB3_NAMES
+from rollstream.algos import SB3_NAMES, having
 from rollstream.engine import RollstreamError
 
 C = TypeVar("C")
@@ -90,7 +90,9 @@ def parse(args: Sequence[str], commands: Mapping[str, type], default: Any = None
         see = " ".join(filter(None, ["rollstream", name, algorithm, "--help"]))
         if not option.startswith("-"):
             raise RollstreamError(f"unexpected argument {option!r}; see {see}")
-        raise RollstreamError(f"unknown option {option}{_nearest(option, option_names(command))}; see {see}")
+        owners = having(_last_part(option).replace("-", "_")) if option.startswith("--config.") else ""
+        hint = _nearest(option, option_names(command)) or owners
+        raise RollstreamError(f"unknown option {option}{hint}; see {see}")
     return command
 
 

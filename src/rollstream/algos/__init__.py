@@ -7,7 +7,7 @@ import difflib
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,19 @@ def supporting(task: Task) -> list[str]:
             if spec.tasks is None:
                 names.append(name)
     return names
+
+
+def having(hyperparameter: str) -> str:
+    """Which algorithms have a hyperparameter, as the end of a sentence; empty if none has it.
+
+    >>> having("tau")
+    ', which ddpg, sac and td3 have'
+    """
+    configs = {name: fields(algorithm.config) for name, algorithm in ALGORITHMS.items()}
+    owners = [name for name, own in configs.items() if hyperparameter in {field.name for field in own}]
+    if len(owners) < 2:
+        return f", which {owners[0]} has" if owners else ""
+    return f", which {', '.join(owners[:-1])} and {owners[-1]} have"
 
 
 def module_of(name: str) -> str:

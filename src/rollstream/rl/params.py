@@ -32,7 +32,8 @@ def require_same_shapes(found: Mapping[str, Any], expected: Mapping[str, Any]) -
     if bad:
         raise RollstreamError(
             f"these weights are of another network: {bad[0]} is {shapes.get(bad[0], 'missing')}, "
-            f"not {own.get(bad[0], 'expected at all')}"
+            f"not {own.get(bad[0], 'expected at all')}; what shapes a network, such as hidden or memory, "
+            f"cannot be changed"
         )
 
 

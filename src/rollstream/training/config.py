@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from rollstream.algos import nearest
+from rollstream.algos import having, nearest
 from rollstream.rl.algorithm import Algorithm, AlgorithmConfig
 from rollstream.training.tuned import tuned
 from rollstream.training.validation import ConfigError, validate
@@ -42,8 +42,8 @@ def config_from_dict(algorithm: Algorithm[C], values: Mapping[str, Any]) -> C:
     for name in map(str, values):
         if name not in known:
             raise ConfigError(
-                f"{algorithm.name} has no hyperparameter {name!r}{nearest(name, known)}; it has "
-                f"{', '.join(known)}"
+                f"{algorithm.name} has no hyperparameter {name!r}{nearest(name, known) or having(name)}; it "
+                f"has {', '.join(known)}"
             )
     values = {name: _lists_to_tuples(hints[name], value) for name, value in values.items()}
     _validate(algorithm, values)

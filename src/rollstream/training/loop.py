@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -61,6 +62,7 @@ class TrainingLoop:
         deadline: seconds a worker may take for one message before it is restarted.
         notes: shown at the start.
         may_change: resume from a checkpoint that was trained with other settings.
+        events: actors that died in an earlier attempt; they are in the first row of metrics.
     """
 
     def __init__(
@@ -73,7 +75,10 @@ class TrainingLoop:
         deadline: float | None = None,
         notes: Sequence[str] = (),
         may_change: bool = False,
+        events: Sequence[ActorEvent] = (),
     ):
+        self.new_events = deque(events)
+        """Actors that died since the last row of metrics."""
         self._deadline = deadline
         self._notes = notes
         self._may_change = may_change
@@ -81,7 +86,6 @@ class TrainingLoop:
         self._on_report = on_report
         self._folder = folder
         self._display = display
-        self._events: tuple[ActorEvent, ...] = ()
         self._started: tuple[WorkerSet, Iter[Report], int] | None = None
         """The workers, the plan, and the items that it had before this training."""
         self._deaths = 0
@@ -313,8 +317,7 @@ class TrainingLoop:
 
     def _record(self, report: Report, plan: Iter[Report], logger: MetricsLogger) -> None:
         statistics = plan.statistics()
-        new = statistics.events[len(self._events) :]
-        self._events = statistics.events
+        new = [self.new_events.popleft() for _ in range(len(self.new_events))]  # other threads may add some
         logger.add(metrics_row(report, statistics, new))
         self._display.report(report, statistics)
         self._step = int(report[STEPS])
@@ -322,6 +325,7 @@ class TrainingLoop:
 
     def _note_death(self, event: ActorEvent) -> None:
         """Say so at once, in whichever thread notices; give up if workers die and nothing was delivered."""
+        self.new_events.append(event)
         self._deaths += 1
         workers, plan, items = self._started or (None, None, 0)
         stored = 0 if workers is None else workers.stored_items(event.actor)

@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -169,7 +169,7 @@ class Stopwatch:
         return report | {"time/fps": fps, "time/time_elapsed": self._before + seconds}
 
 
-def metrics_row(report: Report, statistics: Statistics, events: tuple[ActorEvent, ...]) -> MetricsRow:
+def metrics_row(report: Report, statistics: Statistics, events: Sequence[ActorEvent]) -> MetricsRow:
     """Build the row of a report; `events` are the actors that died since the last one."""
     row: MetricsRow = {**report}
     for node in statistics.nodes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 from rollstream.algos import algorithm as algorithm_of
-from rollstream.engine import RollstreamError
+from rollstream.engine import ActorEvent, RollstreamError
 from rollstream.rl.algorithm import Algorithm
 from rollstream.rl.env_spec import Source
 from rollstream.rl.operators import Report
@@ -142,12 +143,24 @@ def train(
     if display is not None and not hasattr(display, "heartbeat"):
         raise RollstreamError(f"display={display!r}: must be a Display; leave it out, or use quiet=True")
     run_config = arguments.resumed_run(folder) if resume else arguments.new_run()
+    if max_failures and not run_config.algorithm.learner_on_actor:
+        raise RollstreamError(
+            f"max_failures={max_failures} is for learners on actors, and that of {run_config.algorithm.name} "
+            f"is in the driver: leave it out"
+        )
     display = display or _default_display(quiet)
     notes = [] if resume else arguments.notes(run_config)
-    failures = 0
+    failures, events = 0, deque[ActorEvent]()
     while True:
         loop = TrainingLoop(
-            run_config, folder, display, on_report, deadline=deadline, notes=notes, may_change=allow_changes
+            run_config,
+            folder,
+            display,
+            on_report,
+            deadline=deadline,
+            notes=notes,
+            may_change=allow_changes,
+            events=events,
         )
         try:
             loop.run(resume)
@@ -157,7 +170,7 @@ def train(
             if failures > max_failures:
                 raise
             notes = [f"{error.__cause__}; resuming from the newest checkpoint ({failures} of {max_failures})"]
-            resume = True
+            resume, events = True, loop.new_events
         except BaseException:
             display.finish(completed=False)
             raise
