@@ -4,7 +4,7 @@ The trainings of `docs/images/pong.svg`, on one H200 with 16 cores:
 
     rollstream train appo --env ALE/Pong-v5 --env-kwargs repeat_action_probability=0.0 --steps 2700000 \
         --workers 2 --engine threads --evaluate-every 2690000 --evaluate-episodes 30 --out runs/appo
-    python bench/training_curves.py runs/appo --plot docs/images/pong.svg
+    python bench/training_curves.py runs/appo --plot docs/images/pong.svg --title "Pong, one H200, 16 cores"
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of runs")
     parser.add_argument("--plot", type=Path, metavar="FILE", required=True, help="the SVG file")
-    parser.add_argument("--title", default="Pong, one H200 with 16 cores")
+    parser.add_argument("--title", default="")
     options = parser.parse_args()
     draw(options.plot, options.title, options.folders)
 

@@ -558,7 +558,7 @@ def test_a_run_is_not_overwritten(home: Path, capsys: pytest.CaptureFixture[str]
         ("train ppo --qqqq", "unknown option --qqqq; see rollstream train ppo --help"),
         (
             "train dqn --config.memory lstm",
-            "--config.memory, which a2c, a3c, appo, impala, ppo and r2d2 have; see rollstream train dqn --help",
+            "--config.memory, which a2c, a3c, appo, impala, ppo and r2d2 have; see rollstream train dqn",
         ),
         ("train ppo --env A-v0 --steps many", "--steps many: must be an integer >= 1"),
         ("train ppo --env A-v0 --steps=1.5", "--steps 1.5: must be an integer >= 1"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -17,8 +18,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rollstream as rs
 from rollstream.rl.env_spec import EnvSpec
+from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.vector import NativeVector
-from rollstream.training import loop
+from rollstream.training import inference, loop
 from rollstream.training.checkpoint import CheckpointWriter
 from rollstream.training.evaluation import Evaluation, EvaluationStopped, Evaluator, with_evaluation
 from rollstream.training.progress import NoDisplay
@@ -26,6 +28,30 @@ from rollstream.training.run import Run
 
 SMALL = {"num_envs": 4, "rollout_length": 16, "minibatch_size": 32, "epochs": 1, "hidden": (4,)}
 """PPO in batches of 64 steps."""
+
+
+@pytest.mark.parametrize("acting", ["auto", "host", "device", "central"])
+def test_an_evaluation_acts_where_the_rule_says(acting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def choose(acting: str, policy: Any, weights: Any, num_envs: int, *, own_process: bool) -> str:
+        asked.append((acting, num_envs, own_process))
+        return "host" if acting == "host" else "device"
+
+    moved: list[Any] = []
+    put = inference.jax.device_put
+    monkeypatch.setattr(inference, "choose_acting", choose)
+    monkeypatch.setattr(inference, "cpu_device", lambda: None)
+    monkeypatch.setattr(
+        inference.jax, "device_put", lambda tree, place: moved.append(place) or put(tree, place)
+    )
+    policy = ActorCriticPolicy(spaces.Box(0, np.inf, (1,)), spaces.Discrete(2))
+    with Evaluator(EnvSpec(partial(Walk, 3)), policy, acting=acting) as evaluator:
+        for episodes in (2, 2, 3):
+            evaluator(policy.init(0), episodes)
+    rule = "auto" if acting == "central" else acting
+    assert asked == [(rule, 2, False), (rule, 3, False)]
+    assert moved == [None if acting == "host" else jax.devices()[0]] * (0 if acting == "host" else 3)
 
 
 @pytest.fixture(autouse=True)

@@ -334,8 +334,8 @@ def test_a_batch_has_as_many_new_steps(settings: dict[str, Any], workers: int, s
     assert impala.Config(**settings).steps_per_round(workers) == steps
     config, count = appo.Config(**settings), steps * (1 + settings.get("replay_ratio", 0))
     a_task = Task(EnvSpec("CartPole-v1"), 1, workers=workers)
-    assert config.minibatch_size(a_task, recurrent=False) == (count, count)
-    assert config.minibatch_size(a_task, recurrent=True) == (count // 20, count // 20)
+    assert config.batch_and_minibatch_rows(a_task, recurrent=False) == (count, count)
+    assert config.batch_and_minibatch_rows(a_task, recurrent=True) == (count // 20, count // 20)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])

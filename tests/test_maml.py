@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -36,6 +40,9 @@ from rollstream.rl.batch import Batch
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.linear_baseline import add_task_advantages, baseline_features, fitted
 from rollstream.rl.params import trainable
+from rollstream.rl.policy import ActorCriticPolicy
+from rollstream.rl.recurrent_networks import recurrent_actor_critic
+from rollstream.rl.recurrent_policy import RecurrentPolicy
 from rollstream.rl.rollout import Rollout
 from rollstream.rl.task_worker import TaskRollouts, TaskWorker, steps_by_task
 
@@ -89,9 +96,9 @@ def test_the_meta_gradient_is_that_of_finite_differences(inner_steps: int, first
                 loss({name: weights[name] + sign * step * own for name, own in direction.items()})
                 for sign in (1, -1)
             )
-            slope = sum(float(np.vdot(gradient[name], own)) for name, own in direction.items())
+            product = sum(float(np.vdot(gradient[name], own)) for name, own in direction.items())
             difference = float(ahead - behind) / (2 * step)
-            errors.append(abs(slope - difference) / abs(difference))
+            errors.append(abs(product - difference) / abs(difference))
     if first_order:
         assert max(errors) > 1e-3, "without second derivatives it is another"
     else:
@@ -169,7 +176,7 @@ def test_a_worker_adapts_to_each_task_with_what_it_sampled_there() -> None:
         for index in range(4)
     ]
     np.testing.assert_allclose(steps_by_task(after.batch, 4)["log_prob"], log_prob, rtol=1e-4, atol=1e-5)
-    assert (rollouts.adaptations, after.adaptations, after.attempt) == (0, 1, rollouts.attempt)
+    assert (rollouts.adaptations, after.adaptations, after.task_set) == (0, 1, rollouts.task_set)
 
 
 def test_episodes_after_an_adaptation_are_new_ones_of_the_same_tasks() -> None:
@@ -197,12 +204,33 @@ def test_a_worker_goes_on_from_its_state() -> None:
         sampled(one)
         one.adapt()
         one.next_tasks()
+    other.next_tasks()
     sampled(other)
     other.load_state_dict(made.state_dict())
-    other.set_weights(0, other.policy.init(0))
-    expected, found = sampled(made).batch, sampled(other).batch
-    for name, column in expected.items():
-        np.testing.assert_array_equal(found[name], column)
+    for _ in range(2):
+        expected, found = sampled(made).batch, sampled(other).batch
+        for name, column in expected.items():
+            np.testing.assert_array_equal(found[name], column)
+        made.adapt()
+        other.adapt()
+
+
+def test_a_worker_acts_on_the_host_with_one_program() -> None:
+    made = task_worker()
+    for _ in range(2):
+        sampled(made)
+        made.adapt()
+    sampled(made)
+    for value in made._adapted.values():
+        assert (value.devices(), value.committed) == ({made._jax_device}, True)
+    assert made._step_tasks._cache_size() == 1
+
+
+def test_a_worker_that_was_restarted_has_nothing_to_adapt_to() -> None:
+    made = task_worker(restarts=1)
+    made.adapt()
+    rollouts = sampled(made)
+    assert (rollouts.adaptations, rollouts.task_set) == (0, 1 << 32)
 
 
 def test_advantages_are_returns_less_a_baseline_by_task() -> None:
@@ -279,10 +307,77 @@ def weights_after(engine: str, workers: int = 2, state: Any = None, iterations: 
                 plan.load_state_dict(state)
             reports = [next(plan) for _ in range(iterations)]
             assert reports[-1]["time/total_timesteps"] % 160 == 0
-            assert {"adaptation/return_before", "adaptation/return_after"} <= reports[-1].keys() or (
-                reports[-1]["rollout/episodes"] == 0
-            )
             return fingerprint(made.learner), plan.state_dict()
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Pays 1 in every step of a worker's first rollout, and 2 in those after it; episodes have 5 steps."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, observation_space: Any = PLANES):
+        self.observation_space = observation_space
+        self._resets = self._step = 0
+        self._generator = np.random.default_rng(0)
+
+    def sample_task(self, generator: Any) -> dict[str, float]:
+        return {"size": generator.random()}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._resets += options is not None
+        self._step = 0
+        return self._observed()
+
+    def step(self, action: Any) -> Any:
+        assert self._observed()[1]["action_mask"][action]
+        self._step += 1
+        return self._observed()[0], float(self._resets), self._step == 5, False, self._observed()[1]
+
+    def _observed(self) -> Any:
+        self.observation_space.seed(self._step)
+        return self.observation_space.sample(), {"action_mask": np.array([1, 1, self._step % 2], np.int8)}
+
+
+OBSERVED: dict[str, spaces.Space[Any]] = {
+    "vector": PLANES,
+    "number": spaces.Discrete(4),
+    "dict": spaces.Dict(one=PLANES, other=spaces.Discrete(3)),
+}
+
+
+@pytest.mark.parametrize("kind", OBSERVED)
+def test_returns_with_masks_and_all_kinds_of_observations(kind: str, tmp_path: Path) -> None:
+    """And tasks, which are dicts, are saved."""
+    environment, out = partial(Counting, OBSERVED[kind]), tmp_path / "run"
+    run = rs.train("maml", env=environment, steps=160, config=SMALL | {"epochs": 1}, out=out, quiet=True)
+    [row] = run.metrics
+    assert (row["adaptation/return_before"], row["adaptation/return_after"]) == (5, 10)
+    assert row["rollout/ep_rew_mean"] == 10
+    assert np.isfinite(float(row["train/loss"]))
+
+
+class Dying(TaskWorker):
+    """Its process ends between its first rollout and the adaptation to it."""
+
+    def adapt(self) -> None:
+        if self._task_set == 0 and self._identity[1] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().adapt()
+
+
+@pytest.mark.slow
+def test_a_worker_may_die_before_it_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollstream.rl.worker_set.TaskWorker", Dying)
+    config, task = Config(**SMALL, epochs=1), Task(EnvSpec(POINTS), 10_000, workers=2)
+    with rs.engine("processes") as engine:
+        made = MAML.workers(engine, config, task)
+        with MAML.build(made, config) as plan:
+            reports = [next(plan) for _ in range(4)]
+            [event] = plan.statistics().events
+    assert (event.actor, event.outcome) == ("worker[1]", "restarted")
+    steps = [report["time/total_timesteps"] for report in reports]
+    assert np.isfinite([report["train/loss"] for report in reports]).all()
+    assert np.diff(steps).max() <= 160
 
 
 @pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
@@ -331,7 +426,7 @@ def test_points_are_better_after_an_adaptation_to_a_goal() -> None:
             {"env": "CartPole-v1"},
             r"CartPole-v1 has no sample_task\(generator\), so there are no tasks to ada",
         ),
-        ({"workers": 3, "config": {"num_envs": 60}}, r"20 tasks cannot be divided evenly among 3 workers"),
+        ({"workers": 3}, r"20 tasks cannot be divided evenly among 3 workers: set tasks to a multiple"),
         ({"config": {"num_envs": 30}}, r"30 environments cannot be divided evenly among 20 tasks"),
         ({"acting": "device"}, r"workers of several tasks act on the host: set acting='host'"),
         ({"acting": "central", "workers": 2}, r"acting='central' leaves the weights with an inference actor"),
@@ -352,6 +447,39 @@ def test_a_policy_that_does_not_evaluate_its_steps_is_an_error() -> None:
     made.evaluates_steps = lambda: False  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(rs.RollstreamError, match="adapting to tasks needs a policy that JAX can compile"):
         TaskWorker(replace(spec, policy=lambda *_: made), context=ActorContext("worker", 0, 1))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        partial(ActorCriticPolicy, normalize_observations=True),
+        partial(RecurrentPolicy, network=partial(recurrent_actor_critic, memory="gru", memory_size=4)),
+    ],
+    ids=["statistics", "memory"],
+)
+def test_a_policy_with_memory_or_statistics_is_an_error(policy: Any) -> None:
+    spec = worker(Config(**SMALL), Task(EnvSpec(POINTS), 1000))
+    with pytest.raises(rs.RollstreamError, match="a policy without memory and without running statistics"):
+        TaskWorker(replace(spec, policy=policy), context=ActorContext("worker", 0, 1))
+
+
+def test_returns_of_adaptations_need_whole_episodes() -> None:
+    config = Config(**SMALL)
+    weights = make_policy(config, PLANES, PLANES).init(0)
+    with pytest.raises(rs.RollstreamError, match="ended within rollout_length=10 steps: set it to at least"):
+        adaptation_returns(config, EnvSpec(POINTS), weights)
+    short, own = EnvSpec(POINTS, {"max_episode_steps": 5}), partial(make_policy, config)
+    returns = adaptation_returns(config, short, weights, tasks=3, policy=own)
+    assert (returns.shape, np.isfinite(returns).all()) == ((2, 3), True)
+
+
+def test_an_error_of_sample_task_names_it() -> None:
+    class Bare(Counting):
+        def sample_task(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return {}
+
+    with pytest.raises(rs.RollstreamError, match=r"sample_task\(generator\) of Bare failed: TypeError"):
+        rs.train("maml", env=Bare, steps=1000, quiet=True)
 
 
 def test_maml_is_not_suggested_for_environments_it_may_have_no_tasks_of() -> None:

@@ -90,7 +90,7 @@ def algorithm(name: str) -> Algorithm[Any]:
 
 
 def supporting(task: Task) -> list[str]:
-    """Names of the algorithms that support the spaces of a task's environment, whatever it is."""
+    """Names of the algorithms that support the spaces of an environment, and need nothing else of it."""
     from rollstream.rl.spaces import SpaceError
 
     task, spaces = replace(task, workers=0, policy=None), task.spaces()

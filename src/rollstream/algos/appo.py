@@ -58,7 +58,7 @@ class Config(impala.Config):
     report_every: PositiveInt = 25
     """Number of batches per report."""
 
-    def minibatch_size(self, task: Task, *, recurrent: bool) -> tuple[int, int]:
+    def batch_and_minibatch_rows(self, task: Task, *, recurrent: bool) -> tuple[int, int]:
         """Rows of a batch and of a minibatch: steps, or sequences if the policy is recurrent."""
         rollouts = self.batch_rollouts(task.workers) * (1 + self.replay_ratio)
         count = rollouts * task.envs_per_worker(self.num_envs) * (1 if recurrent else self.rollout_length)
@@ -122,7 +122,7 @@ def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     """Adam, and a target network; all epochs and minibatches of a batch are one jitted call."""
     optimizer = impala.make_optimizer(config)
     recurrent = isinstance(policy, SequencePolicy)
-    count, minibatch_size = config.minibatch_size(task, recurrent=recurrent)
+    count, minibatch_size = config.batch_and_minibatch_rows(task, recurrent=recurrent)
 
     def init_state(params: Weights) -> dict[str, Any]:
         return {"optimizer": optimizer.init(params), "target": params, "updates": jnp.int32(0)}

@@ -1,12 +1,13 @@
 """Model-agnostic meta-learning, MAML (Finn et al., 2017, https://arxiv.org/abs/1703.03400).
 
-The policy learns to adapt: a few policy gradient steps on samples of a new task shall make it good at that.
-Every worker samples some tasks, adapts the weights to each of them with its own data, and samples again. The
-learner then changes the weights from before the adaptation, by the gradient through it.
+The policy learns to adapt, so that a few policy gradient steps on data of a new task suffice. Every worker
+samples some tasks, adapts the weights to each of them with its own data, and samples again. The learner then
+changes the weights from before the adaptation, by the gradient through it.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from rollstream.rl.policy import ActorCriticPolicy
 from rollstream.rl.task_worker import TaskWorker, steps_by_task
 from rollstream.rl.updates import Metrics, compute_grads, optimizer_step
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.rl.worker_spec import WorkerSpec
+from rollstream.rl.worker_spec import PolicyMaker, WorkerSpec
 
 Array = Any
 
@@ -46,13 +47,14 @@ class Config(AlgorithmConfig):
     num_envs: PositiveInt = 400
     """Number of environments, divided evenly among the tasks."""
     rollout_length: PositiveInt = 100
-    """Number of steps per environment before each adaptation, and after the last one."""
+    """Number of steps per environment before each adaptation, and after the last one; at least those of an
+    episode, since episodes start anew after each adaptation."""
     inner_steps: PositiveInt = 1
     """Number of adaptations: policy gradient steps on a task, each with rollouts of its own."""
     inner_learning_rate: NonNegativeFloat = 0.1
     """Learning rate of the adaptation (alpha)."""
     first_order: bool = False
-    """Leave out second derivatives: take the adaptation's gradient for a constant."""
+    """Treat the gradients of adaptations as constants (first-order MAML)."""
     epochs: PositiveInt = 5
     """Number of meta-gradient steps per meta-update."""
     learning_rate: NonNegativeFloat = 1e-3
@@ -81,6 +83,11 @@ class Config(AlgorithmConfig):
         """Environment steps per meta-update."""
         return self.num_envs * self.rollout_length * (self.inner_steps + 1)
 
+    def for_workers(self, workers: int) -> Config:
+        """These settings, which have to fit: the number of environments cannot be rounded up."""
+        self.tasks_per_worker(workers)
+        return self
+
     def tasks_per_worker(self, workers: int) -> int:
         """How many of the tasks each worker has."""
         workers = max(1, workers)
@@ -95,14 +102,14 @@ class Config(AlgorithmConfig):
 def make_policy(
     config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> ActorCriticPolicy:
-    """The policy for the spaces of an environment; nobody asks for its values."""
+    """The policy for the spaces of an environment; its critic is not trained."""
     options: dict[str, Any] = {"activation": config.activation, "log_std": config.initial_log_std}
     network = partial(actor_critic, hidden=config.hidden, **options)
     return ActorCriticPolicy(observation_space, action_space, network)
 
 
 def worker(config: Config, task: Task) -> WorkerSpec:
-    """Workers of several tasks each, who adapt to them."""
+    """Workers of several tasks each, which adapt to them."""
     tasks = config.tasks_per_worker(task.workers)
     return WorkerSpec(
         environment=replace(task.environment, vectorization="sync"),
@@ -124,8 +131,8 @@ def inner_loss(policy: ActorCriticPolicy, steps: Any, weights: Weights) -> tuple
     $$L_\mathrm{inner}(\theta; D) = -\mathbb{E}_D\big[\pi_\theta(a | s) / \pi_\mathrm{old}(a | s) A\big],
     \qquad \theta' = \theta - \alpha \nabla L_\mathrm{inner}(\theta; D)$$
 
-    The ratio, unlike the log probability, has the right second derivatives as well (Rothfuss et al., 2019,
-    https://arxiv.org/abs/1810.06784).
+    The derivative of the ratio's gradient is the low-variance curvature estimate of Rothfuss et al. (2019,
+    https://arxiv.org/abs/1810.06784); that of the log probability's gradient lacks a term.
     """
     log_prob, _, _ = policy.evaluate_actions(weights, steps["observation"], steps["action"])
     return -jnp.mean(jnp.exp(log_prob - steps["log_prob"]) * steps["advantage"]), {}
@@ -153,8 +160,8 @@ def task_loss(
     $$L = -\mathbb{E}_{D'}\big[\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)\big],
     \qquad \rho = \pi_{\theta'}(a | s) / \pi_\mathrm{old}(a | s)$$
 
-    It is derived by the weights before the adaptation, averaged over tasks. `rows` has columns `[R, N]`: the
-    steps before each adaptation, and those after the last.
+    Its gradient is with respect to the weights before the adaptation, and averaged over tasks. `rows` has
+    columns `[R, N]`: the steps before each adaptation, and those after the last.
     """
     adapt = adaptation(policy, config)
     for index in range(config.inner_steps):
@@ -176,17 +183,13 @@ def meta_loss(
     return jnp.mean(losses), {"loss": jnp.mean(losses)} | jax.tree.map(jnp.mean, metrics)
 
 
-_LOSS_COLUMNS = ("observation", "action", "log_prob", "advantage")
-
-
 def learner(config: Config, task: Task, policy: ActorCriticPolicy) -> Learner:
     """Adam; all epochs of a meta-update are one jitted call."""
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
 
     def update(weights: Weights, opt_state: Any, rows: Any, _: Array, schedules: Any) -> Any:
-        columns = {name: rows[name] for name in _LOSS_COLUMNS}
         count = rows["advantage"].shape[2] // (config.num_envs // config.tasks)
-        by_task = jax.vmap(partial(steps_by_task, count=count), out_axes=1)(columns)
+        by_task = jax.vmap(partial(steps_by_task, count=count), out_axes=1)(rows)
 
         def step(carry: Any, _: None) -> tuple[Any, Metrics]:
             weights, opt_state = carry
@@ -221,28 +224,39 @@ MAML = Algorithm("maml", Config, worker, learner, plan, environment="rollstream.
 
 
 def adaptation_returns(
-    config: Config, environment: EnvSpec, weights: Weights, *, tasks: int = 20, seed: int = 1_000
+    config: Config,
+    environment: EnvSpec,
+    weights: Weights,
+    *,
+    tasks: int = 20,
+    seed: int = 1_000,
+    policy: PolicyMaker | None = None,
 ) -> Array:
     """Mean returns on new tasks before adaptation and after each step of it, `[inner_steps + 1, tasks]`.
 
     Args:
         config: With the number of environments per task and of steps.
-        environment: Of a family of tasks.
+        environment: With a task distribution.
         weights: From before the adaptation.
         tasks: Number of tasks.
         seed: Of the tasks, and of everything else.
+        policy: Creates the policy, if it is one of your own.
     """
     each = config.num_envs // config.tasks
     config = replace(config, tasks=tasks, num_envs=tasks * each)
-    worker_of_tasks = TaskWorker(
-        worker(config, Task(environment, 0, seed)), context=ActorContext("evaluation", 0, 1)
-    )
-    worker_of_tasks.set_weights(0, weights)
-    returns = []
-    for _ in range(config.inner_steps + 1):
-        batch = worker_of_tasks.sample(Context("evaluation", ("evaluation", "sample", 0), None, {})).batch
-        episodes = np.asarray(batch["episode_return"])
-        returns.append(np.nanmean(episodes.reshape(len(episodes), tasks, each), axis=(0, 2)))
-        worker_of_tasks.adapt()
-    worker_of_tasks.close()
-    return np.array(returns)
+    spec = worker(config, Task(environment, 0, seed, policy=policy))
+    with closing(TaskWorker(spec, context=ActorContext("evaluation", 0, 1))) as adapting:
+        adapting.set_weights(0, dict(weights))
+        returns: list[Array] = []
+        while True:
+            batch = adapting.sample(Context("evaluation", ("evaluation", "sample", 0), None, {})).batch
+            episodes = np.asarray(batch["episode_return"]).reshape(config.rollout_length, tasks, each)
+            if np.isnan(episodes).all(axis=(0, 2)).any():
+                raise RollstreamError(
+                    f"no episode of {environment.name} ended within rollout_length={config.rollout_length} "
+                    f"steps: set it to at least the length of an episode"
+                )
+            returns.append(np.nanmean(episodes, axis=(0, 2)))
+            if len(returns) > config.inner_steps:
+                return np.array(returns)
+            adapting.adapt()

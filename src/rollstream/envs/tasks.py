@@ -1,6 +1,6 @@
-"""Families of tasks, for algorithms that learn to adapt.
+"""Task distributions, for algorithms that learn to adapt.
 
-An environment of a family has `sample_task(generator)`, and `reset(options={"task": task})` starts episodes
+Their environments have `sample_task(generator)`, and `reset(options={"task": task})` starts episodes
 of that task from then on. Until then, every reset chooses a task at random, so that other algorithms train on
 the mixture of all.
 """

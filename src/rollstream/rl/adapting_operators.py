@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from rollstream.flow import Context
 from rollstream.rl.batch import Batch
 from rollstream.rl.episode_statistics import ended_episodes
-from rollstream.rl.operators import _Training
+from rollstream.rl.operators import TrainingOperator
 from rollstream.rl.report import EPISODES, TRAIN, Report
-from rollstream.rl.task_worker import TaskRollouts
+from rollstream.rl.task_worker import ADAPTATION_COLUMNS, TaskRollouts
 from rollstream.rl.worker_set import WorkerSet
 
 
@@ -54,14 +55,14 @@ def _joined(rows: Sequence[Sequence[TaskRollouts]]) -> list[Batch]:
         worker
         for worker, last in by_worker[-1].items()
         if all(
-            worker in row and (row[worker].attempt, row[worker].adaptations) == (last.attempt, index)
+            worker in row and (row[worker].task_set, row[worker].adaptations) == (last.task_set, index)
             for index, row in enumerate(by_worker)
         )
     ]
     return [Batch.concatenate([row[worker].batch for worker in whole]) for row in by_worker] if whole else []
 
 
-class MetaUpdate(_Training):
+class MetaUpdate(TrainingOperator):
     """Trains the learner on rows of rollouts; then all workers get the new weights, and other tasks."""
 
     def receivers(self) -> list[Any]:
@@ -71,7 +72,9 @@ class MetaUpdate(_Training):
     def __call__(self, rows: Sequence[Batch], context: Context) -> Report:
         """Metrics, with the returns before and after the adaptation."""
         episodes = [ended_episodes(row) for row in rows]
-        columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        columns = jax.tree.map(
+            lambda *own: np.stack(own), *(dict(row.select(ADAPTATION_COLUMNS)) for row in rows)
+        )
         report: Report = {TRAIN: self.workers.local_learner.train(columns, int(context.total("steps")))}
         report[EPISODES] = episodes[-1]
         for name, own in (("before", episodes[0]), ("after", episodes[-1])):

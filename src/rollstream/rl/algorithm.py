@@ -148,7 +148,7 @@ class Algorithm(Generic[C]):
     learner_on_actor: bool = False
     """The learner is an actor of the engine, `workers.learner_actor`, and a stage of the plan."""
     environment: str | None = None
-    """An environment for examples and pictures, if usual ones are none that it can be trained on."""
+    """An environment for examples and pictures, if CartPole-v1 and Pendulum-v1 do not suit it."""
 
     def build(self, workers: WorkerSet, config: C) -> Iter[Report]:
         """Build the plan; raise if it is not a stream."""

@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 _RIDGE = 1e-5
 _LIMIT = 10.0
 """Larger observations are clipped."""
+_MAX_SIZE = 256
+"""Observations of more numbers, such as images, are left out."""
 
 
 def add_task_advantages(_policy: Any, *, tasks: int, gamma: float) -> Postprocess:
@@ -57,15 +59,17 @@ def discounted_returns(reward: Array, ends: Array, gamma: float) -> Array:
 
 
 def baseline_features(observation: Any, ends: Array) -> Array:
-    """Features of each step, `[T, B, F]`: of a Box its numbers and their squares, and of all the time."""
+    """Features of each step, `[T, B, F]`: powers of time, and the numbers of vectors and their squares."""
     time = np.zeros(ends.shape)
     for t in range(1, len(time)):
         time[t] = np.where(ends[t - 1], 0, time[t - 1] + 0.01)
     columns = [time, time**2, time**3, np.ones_like(time)]
     features = np.stack(columns, axis=-1)
-    if isinstance(observation, Mapping | tuple):
+    if isinstance(observation, Mapping | tuple) or not np.issubdtype(observation.dtype, np.floating):
         return features
-    flat = np.clip(np.asarray(observation, float).reshape(*ends.shape, -1), -_LIMIT, _LIMIT)
+    flat = np.clip(observation.reshape(*ends.shape, -1), -_LIMIT, _LIMIT)
+    if flat.shape[-1] > _MAX_SIZE:
+        return features
     return np.concatenate([flat, flat**2, features], axis=-1)
 
 

@@ -95,7 +95,7 @@ class StandardizeFields:
         return Batch(batch | standardized)
 
 
-class _Training:
+class TrainingOperator:
     """An operator whose state is the learner's."""
 
     def __init__(self, workers: WorkerSet):
@@ -114,7 +114,7 @@ class _Training:
         self.workers.load(state)
 
 
-class TrainOneStep(_Training):
+class TrainOneStep(TrainingOperator):
     """Trains the learner on a batch and, unless `send_weights=False`, sends every worker the new weights.
 
     Args:
@@ -149,7 +149,7 @@ class ComputeGradients:
         return (*context.instance.compute_gradients(batch), {EPISODES: ended_episodes(batch)})
 
 
-class ApplyGradients(_Training):
+class ApplyGradients(TrainingOperator):
     """Applies gradients, and sends the new weights to the worker they came from."""
 
     def __call__(self, item: tuple[Weights, dict[str, Any], Report], context: Context) -> Report:

@@ -1,4 +1,4 @@
-"""Workers of several tasks, who adapt the weights to each of them by themselves."""
+"""Workers of several tasks, which adapt the weights to each of them by themselves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from rollstream.engine import ActorContext, RollstreamError
 from rollstream.flow import Context
 from rollstream.rl.batch import Batch
 from rollstream.rl.jit import jit
+from rollstream.rl.normalize import lacks_statistics
 from rollstream.rl.packed_tree import PublishedWeights
 from rollstream.rl.params import Weights
-from rollstream.rl.policy import EvaluatingPolicy
+from rollstream.rl.policy import EvaluatingPolicy, SequencePolicy
 from rollstream.rl.spaces import Observation
 from rollstream.rl.worker import RolloutWorker
 from rollstream.rl.worker_spec import WorkerSpec
 
 Array = Any
+ADAPTATION_COLUMNS = ("observation", "action", "log_prob", "advantage")
+"""What weights are adapted to."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class TaskRollouts:
 
     batch: Batch
     worker: int
-    attempt: int
+    task_set: int
     """Which of the worker's sets of tasks they are of; a worker that was restarted has others."""
     adaptations: int
     """How often the weights were adapted before."""
@@ -54,6 +57,11 @@ class TaskWorker(RolloutWorker):
                 f"adapting to tasks needs a policy that JAX can compile and that evaluates its steps, and "
                 f"{type(policy).__name__} does not: give it an evaluated_step"
             )
+        if isinstance(policy, SequencePolicy) or lacks_statistics(policy.init(0)):
+            raise RollstreamError(
+                f"adapting to tasks needs a policy without memory and without running statistics that "
+                f"normalize, and {type(policy).__name__} has some: leave them out"
+            )
         if self._device is not None:
             raise RollstreamError("workers of several tasks act on the host: set acting='host'")
         self._numpy_policy, self._acts_in_jax = None, True
@@ -61,7 +69,7 @@ class TaskWorker(RolloutWorker):
         self._adapt_tasks = jit(partial(_adapt_tasks, spec.adapt(policy), self._count))
         self._adapted: Weights = {}
         self._batch: Batch | None = None
-        self._attempt = context.restarts << 32
+        self._task_set = context.restarts << 32
         self._adaptations = 0
 
     def _start_episodes(self, seeds: list[int]) -> Observation:
@@ -72,22 +80,30 @@ class TaskWorker(RolloutWorker):
 
     def _use(self, received: Weights | PublishedWeights) -> None:
         super()._use(received)
-        self._adapt_from(jax.tree.map(lambda own: np.stack([np.asarray(own)] * self._count), self._weights))
+        self._act_with(
+            {name: np.stack([np.asarray(own)] * self._count) for name, own in self._weights.items()}
+        )
 
-    def _adapt_from(self, weights: Weights) -> None:
-        self._adapted = weights
-        self._act = partial(self._step_tasks, weights)
+    def _act_with(self, weights: Weights) -> None:
+        """Act with weights of each task, on the host."""
+        self._adapted = jax.device_put(weights, self._jax_device)
+        self._act = partial(self._step_tasks, self._adapted)
 
     def sample(self, context: Context) -> TaskRollouts:
         """A rollout of every environment."""
         self._batch = batch = super().sample(context)
-        return TaskRollouts(batch, self._identity[1], self._attempt, self._adaptations)
+        return TaskRollouts(batch, self._identity[1], self._task_set, self._adaptations)
 
     def adapt(self) -> None:
-        """Adapt the weights to the last rollout of each task, and start new episodes."""
-        assert self._batch is not None, "there is nothing to adapt to before a rollout"
+        """Adapt the weights to the last rollout of each task, and start new episodes.
+
+        A worker that was restarted after its rollout has nothing to adapt to.
+        """
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
         with self._on_device():
-            self._adapt_from(self._adapt_tasks(self._adapted, dict(self._batch)))
+            self._act_with(self._adapt_tasks(self._adapted, dict(batch.select(ADAPTATION_COLUMNS))))
         self._adaptations += 1
         self._reset(int(self._generator.integers(1 << 31)))
 
@@ -96,12 +112,12 @@ class TaskWorker(RolloutWorker):
         self._tasks, self._batch = [], None
         if self._received is None:
             self._received = self._weights
-        self._attempt, self._adaptations = self._attempt + 1, 0
+        self._task_set, self._adaptations = self._task_set + 1, 0
         self._reset(int(self._generator.integers(1 << 31)))
 
     def state_dict(self) -> dict[str, Any]:
         """The worker's state, between two sets of tasks, with the tasks that come next."""
-        return super().state_dict() | {"tasks": [np.asarray(task) for task in self._tasks]}
+        return super().state_dict() | {"tasks": self._tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""

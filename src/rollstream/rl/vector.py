@@ -117,7 +117,11 @@ class SyncVector(Vector):
                 f"rollstream.envs:PointNavigation-v0 has some"
             )
         sample = first.get_wrapper_attr("sample_task")
-        return [sample(generator) for _ in range(count)]
+        try:
+            return [sample(generator) for _ in range(count)]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RollstreamError(f"sample_task(generator) of {env_name(first)} failed: {reason}") from error
 
     def reset_to_tasks(self, seeds: Sequence[int], tasks: Sequence[Any]) -> Observation:
         """Start an episode of a task in each environment, with `options={"task": task}`."""

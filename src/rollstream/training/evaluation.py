@@ -11,6 +11,7 @@ import numpy as np
 
 from rollstream.engine import RollstreamError
 from rollstream.flow import Iter
+from rollstream.rl.acting import Acting
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.rl.operators import Report, is_heartbeat
 from rollstream.rl.policy import Policy, Weights
@@ -18,7 +19,7 @@ from rollstream.rl.rollout_checks import check_observation, check_step
 from rollstream.rl.spaces import reset_rows
 from rollstream.rl.vector import Vector
 from rollstream.rl.worker_set import WorkerSet
-from rollstream.training.inference import deterministic_step, stochastic_step, to_actor_device
+from rollstream.training.inference import acting_device, deterministic_step, moved_to, stochastic_step
 from rollstream.training.progress_tracker import significant
 
 _MAX_ENVIRONMENTS = 32
@@ -62,6 +63,7 @@ class Evaluator:
             no other.
         notify: told, once, that an episode was cut off.
         should_stop: checked at each step of a long evaluation; if true, it raises `EvaluationStopped`.
+        acting: where actions are computed.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Evaluator:
         max_episode_steps: int = _MAX_EPISODE_STEPS,
         notify: Callable[[str], None] = warnings.warn,
         should_stop: Callable[[], bool] = lambda: False,
+        acting: Acting = "auto",
     ):
         self._env_spec = env_spec
         self._policy = policy
@@ -81,6 +84,9 @@ class Evaluator:
         self._max_episode_steps = max_episode_steps
         self._notify = notify
         self._should_stop = should_stop
+        self._acting: Acting = acting
+        self._devices: dict[int, Any] = {}
+        """By the number of environments."""
         self._notified = False
         self._deterministic = deterministic
         self._step = deterministic_step(policy) if deterministic else stochastic_step(policy)
@@ -89,7 +95,10 @@ class Evaluator:
     def __call__(self, weights: Weights, episodes: int, index: int = 0) -> Evaluation:
         """Run episodes; each index has its own."""
         vector = self._environments(min(episodes, _MAX_ENVIRONMENTS))
-        weights = to_actor_device(self._policy, weights, vector.count)
+        if vector.count not in self._devices:
+            device = acting_device(self._policy, weights, vector.count, self._acting)
+            self._devices[vector.count] = device
+        weights = moved_to(self._devices[vector.count], weights)
         seeds = np.random.SeedSequence([self._seed, index, 2]).generate_state(vector.count)
         observation = vector.reset([int(seed) >> 1 for seed in seeds])
         state = self._policy.initial_state(vector.count)

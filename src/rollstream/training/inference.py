@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from rollstream.rl.acting import choose_acting
+from rollstream.rl.acting import Acting, choose_acting
 from rollstream.rl.action_masks import allows_action, join_masks, mask_sizes
 from rollstream.rl.env_checks import INTERFACE_ERRORS, space_mismatch
 from rollstream.rl.frame_stack import first_stack, push_frame
@@ -44,12 +44,19 @@ def deterministic_step(policy: Policy) -> Callable[..., tuple[Any, State]]:
     return jit(step) if policy.jit else step
 
 
-def to_actor_device(policy: Policy, weights: Weights, num_envs: int = 1) -> Weights:
-    """Move weights to the device that computes actions, by the rule for workers in the driver's process."""
+def acting_device(policy: Policy, weights: Weights, num_envs: int = 1, acting: Acting = "auto") -> Any:
+    """The device that computes actions, by the rule for workers in the driver's process, if JAX does."""
     if not policy.jit:
-        return weights
-    acting = choose_acting("auto", policy, weights, num_envs, own_process=False)
-    return jax.device_put(weights, jax.devices()[0] if acting == "device" else cpu_device())
+        return None
+    acting = choose_acting(
+        "auto" if acting == "central" else acting, policy, weights, num_envs, own_process=False
+    )
+    return jax.devices()[0] if acting == "device" else cpu_device()
+
+
+def moved_to(device: Any, weights: Weights) -> Weights:
+    """Weights on a device; as they are without one."""
+    return weights if device is None else jax.device_put(weights, device)
 
 
 class TrainedPolicy:
@@ -88,7 +95,7 @@ class TrainedPolicy:
             self._frame_shape[self._channels] //= frame_stack
         self._convert = actions_for(action_space, whole=True)
         self._generator = np.random.default_rng([seed, 0, 0, 6])
-        self._device_weights = to_actor_device(policy, weights)
+        self._device_weights = moved_to(acting_device(policy, weights), weights)
         self._stochastic_step = stochastic_step(policy)
         self._deterministic_step = deterministic_step(policy)
         self._has_memory = frame_stack > 1 or bool(jax.tree.leaves(policy.initial_state(1)))

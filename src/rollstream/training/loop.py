@@ -222,6 +222,7 @@ class TrainingLoop:
                 task.seed,
                 notify=self._display.note,
                 should_stop=lambda: interrupts.received is not None,
+                acting=task.acting,
             )
             scope.enter_context(evaluator)
             plan = with_evaluation(plan, workers, evaluator, evaluation.every, evaluation.episodes)

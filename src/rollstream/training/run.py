@@ -233,8 +233,9 @@ class Run:
         """Run episodes; with `deterministic=False`, actions are sampled."""
         require_integers(0, seed=seed)
         require_integers(1, episodes=episodes)
-        environment, policy = self.run_config.task.environment, self.policy
-        with Evaluator(environment, policy.policy, seed, deterministic=deterministic) as evaluator:
+        task, policy = self.run_config.task, self.policy
+        options: Any = {"deterministic": deterministic, "acting": task.acting}
+        with Evaluator(task.environment, policy.policy, seed, **options) as evaluator:
             return evaluator(policy.weights, episodes)
 
     def __repr__(self) -> str:

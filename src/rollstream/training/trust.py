@@ -32,6 +32,8 @@ def names_code(kind: str, source: Any) -> bool:
 
     >>> names_code("env", "CartPole-v1"), names_code("env", "my_module:Mine-v0")
     (False, True)
+    >>> names_code("env", "rollstream.envs:PointNavigation-v0")
+    False
     """
     if source is None:
         return False
@@ -39,7 +41,11 @@ def names_code(kind: str, source: Any) -> bool:
         return source not in ALGORITHMS
     if kind == "env" and isinstance(source, str):
         module = source.rpartition(":")[0]
-        return module not in ("", "envpool") or source.endswith(".py") or source.startswith(_COMPATIBILITY)
+        return (
+            module not in ("", "envpool", "rollstream.envs")
+            or source.endswith(".py")
+            or source.startswith(_COMPATIBILITY)
+        )
     return True
 
 
