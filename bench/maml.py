@@ -23,7 +23,7 @@ from rollstream.algos.maml import MAML, adaptation_returns
 from rollstream.rl.env_spec import EnvSpec
 from rollstream.training.config import resolve_config
 
-STEPS = {"PointNavigation-v0": 5_000_000, "VaryingPendulum-v0": 6_000_000}
+STEPS = {"PointNavigation-v0": 5_000_000, "VaryingPendulum-v0": 16_000_000}
 PPO_CONFIG = {
     "num_envs": 64,
     "minibatch_size": 1_600,
