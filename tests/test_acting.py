@@ -391,6 +391,7 @@ def test_the_choice_is_shown_and_recorded(tmp_path: Path) -> None:
     assert display.notes[1:] == ["acting on the host"]
 
 
+@pytest.mark.slow
 def test_nothing_is_shown_where_there_is_nothing_to_choose() -> None:
     display: Any = Notes()
     trained("ppo", PPO, steps=32, display=display)

@@ -126,6 +126,7 @@ def test_a_short_evaluation_is_finished() -> None:
         assert evaluator({}, 40).episodes == 40
 
 
+@pytest.mark.slow
 def test_a_signal_ends_an_evaluation_that_would_go_on_for_long(tmp_path: Path) -> None:
     class Interrupting(Walk):
         """Asks to end while it is evaluated: no other is walked in that far."""

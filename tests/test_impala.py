@@ -252,10 +252,14 @@ def test_minibatches_are_random_steps() -> None:
     generator, optimizer = np.random.default_rng([0, 0, 4]), impala.make_optimizer(config)
     orders = np.concatenate([generator.permutation(T * B) for _ in range(2)])
     state, learning_rate = optimizer.init(weights), np.float32(config.learning_rate)
-    for chosen in orders.reshape(12, -1):
-        minibatch = {name: column[chosen] for name, column in rows.items()}
+
+    @jax.jit
+    def step(minibatch: Any, weights: Weights, state: Any) -> Any:
         grads, _ = compute_grads(partial(appo.loss, policy, config, minibatch), weights)
-        weights, state = optimizer_step(optimizer, learning_rate, grads, state, weights)
+        return optimizer_step(optimizer, learning_rate, grads, state, weights)
+
+    for chosen in orders.reshape(12, -1):
+        weights, state = step({name: column[chosen] for name, column in rows.items()}, weights, state)
     for name, value in weights.items():
         np.testing.assert_allclose(learner.weights[name], value, rtol=1e-5, atol=1e-6)
 
@@ -338,6 +342,7 @@ def test_a_batch_has_as_many_new_steps(settings: dict[str, Any], workers: int, s
     assert config.batch_and_minibatch_rows(a_task, recurrent=True) == (count // 20, count // 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["impala", "appo"])
 @pytest.mark.parametrize("replay", [{}, {"replay_ratio": 2, "replay_batches": 3}], ids=["", "replay"])
 def test_reports_count_new_steps_and_episodes_only(name: str, replay: dict[str, Any]) -> None:
@@ -355,6 +360,7 @@ def test_reports_count_new_steps_and_episodes_only(name: str, replay: dict[str, 
     assert {"train/approx_kl", "train/explained_variance", "train/grad_norm"} <= reports[-1].keys()
 
 
+@pytest.mark.slow
 def test_weights_reach_the_workers_of_a_batch() -> None:
     """On one thread two workers take turns, so a rollout is as old as the items in flight before it."""
     settings: dict[str, Any] = {"num_async": 1, "rollouts_per_batch": 1}
@@ -459,6 +465,7 @@ def test_minibatches_that_do_not_fit_are_an_error(memory: str, count: int, rows:
         pass
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_full_does_not_outlive_a_change_of_workers() -> None:
     """Its rollouts have another number of environments; and the next batch may need fewer of them."""
     with training("impala", "inline", rollouts_per_batch=3) as (plan, _):

@@ -84,6 +84,7 @@ def test_the_meta_gradient_is_that_of_finite_differences(inner_steps: int, first
     with jax.enable_x64(True):
         policy, config, weights, rows = toy(inner_steps=inner_steps, first_order=first_order)
 
+        @jax.jit
         def loss(params: dict[str, Any]) -> Any:
             return meta_loss(policy, config, rows, weights | params)[0]
 
@@ -105,6 +106,7 @@ def test_the_meta_gradient_is_that_of_finite_differences(inner_steps: int, first
         assert max(errors) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_first_order_gradient_is_that_of_the_adapted_weights() -> None:
     with jax.enable_x64(True):
         policy, config, weights, rows = toy(first_order=True)
@@ -125,10 +127,11 @@ def test_the_first_order_gradient_is_that_of_the_adapted_weights() -> None:
 def test_an_adaptation_makes_good_actions_more_likely() -> None:
     policy, config, weights, rows = toy(inner_learning_rate=0.01)
     steps = {name: np.asarray(own[0, 0], np.float32) for name, own in rows.items()}
-    before, adapted = inner_loss(policy, steps, weights)[0], adaptation(policy, config)(weights, steps)
-    assert inner_loss(policy, steps, adapted)[0] < before
+    loss = jax.jit(lambda own: inner_loss(policy, steps, own)[0])
+    assert loss(jax.jit(adaptation(policy, config))(weights, steps)) < loss(weights)
 
 
+@pytest.mark.slow
 def test_an_update_trains_on_each_task_by_itself() -> None:
     """What is of one task may be shuffled within it, and not between tasks."""
     config = Config(**SMALL, epochs=2)
@@ -160,11 +163,11 @@ def test_a_worker_adapts_to_each_task_with_what_it_sampled_there() -> None:
     config, weights = Config(**SMALL, inner_learning_rate=0.5), made.policy.init(0)
     policy: Any = made.policy
     rollouts = sampled(made)
-    steps = steps_by_task(rollouts.batch, 4)
+    steps, adapt = steps_by_task(rollouts.batch, 4), jax.jit(adaptation(policy, config))
     made.adapt()
     for index in range(4):
         own = {name: column[index] for name, column in steps.items()}
-        expected = adaptation(policy, config)(weights, own)
+        expected = adapt(weights, own)
         for name, value in expected.items():
             np.testing.assert_allclose(made._adapted[name][index], value, rtol=1e-4, atol=1e-6)
     after = sampled(made)
@@ -345,7 +348,9 @@ OBSERVED: dict[str, spaces.Space[Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OBSERVED)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "dict" else pytest.param(kind, marks=pytest.mark.slow) for kind in OBSERVED]
+)
 def test_returns_with_masks_and_all_kinds_of_observations(kind: str, tmp_path: Path) -> None:
     """And tasks, which are dicts, are saved."""
     environment, out = partial(Counting, OBSERVED[kind]), tmp_path / "run"
