@@ -227,6 +227,7 @@ def test_one_step_of_appo_right_after_its_target_network_is_one_of_impala(memory
         np.testing.assert_allclose(one.weights[name], other.weights[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_target_network_follows_every_few_batches() -> None:
     config, policy, weights, batch = example(appo, target_update_interval=3, epochs=2, minibatches=3)
     learner = appo.learner(config, task(), policy)
@@ -295,6 +296,7 @@ def test_minibatches_of_a_recurrent_policy_are_all_steps_of_some_environments() 
         np.testing.assert_allclose(learner.weights[name], single.weights[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [impala, appo], ids=["impala", "appo"])
 def test_statistics_count_every_step_once(algorithm: ModuleType) -> None:
     config, policy, weights, batch = example(algorithm, normalize_observations=True, normalize_rewards=True)
@@ -400,6 +402,7 @@ def test_stale_rollouts_are_dropped_and_training_goes_on() -> None:
         assert max(report["weights/staleness"] for report in islice(plan, 30)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"rollouts_per_batch": 3, "replay_ratio": 1}], ids=["", "replay"])
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_a_saved_plan_goes_on_exactly(name: str, settings: dict[str, Any]) -> None:
