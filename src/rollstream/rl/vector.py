@@ -64,7 +64,7 @@ class Vector(ABC):
         """Start an episode in each environment, with a seed for each."""
 
     def sample_tasks(self, generator: np.random.Generator, count: int) -> list[Any]:  # noqa: ARG002
-        """Tasks of the family that the environments are of. Raises if they are of none."""
+        """Tasks of the environments' task distribution. Raises if they have none."""
         raise RollstreamError("only plain environments without stacked frames can be reset to a task")
 
     def reset_to_tasks(self, seeds: Sequence[int], tasks: Sequence[Any]) -> Observation:  # noqa: ARG002
