@@ -348,6 +348,22 @@ OBSERVED: dict[str, spaces.Space[Any]] = {
 }
 
 
+def test_the_mean_return_is_of_all_tasks() -> None:
+    """Not of those whose episodes come last."""
+    settings: dict[str, Any] = {
+        "tasks": 10,
+        "num_envs": 200,
+        "rollout_length": 5,
+        "hidden": (8,),
+        "epochs": 1,
+    }
+    short: Any = {"env": POINTS, "env_kwargs": {"max_episode_steps": 5}, "steps": 2000}
+    [row] = rs.train("maml", **short, config=settings, quiet=True).metrics
+    after = float(row["adaptation/return_after"])
+    assert float(row["rollout/ep_rew_mean"]) == pytest.approx(after, rel=0.1)
+    assert row["rollout/episodes"] == 200
+
+
 @pytest.mark.parametrize(
     "kind", [kind if kind == "dict" else pytest.param(kind, marks=pytest.mark.slow) for kind in OBSERVED]
 )

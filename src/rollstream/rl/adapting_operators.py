@@ -76,7 +76,8 @@ class MetaUpdate(TrainingOperator):
             lambda *own: np.stack(own), *(dict(row.select(ADAPTATION_COLUMNS)) for row in rows)
         )
         report: Report = {TRAIN: self.workers.local_learner.train(columns, int(context.total("steps")))}
-        report[EPISODES] = episodes[-1]
+        # Reports are of the last 100 episodes: those of one task would follow each other.
+        report[EPISODES] = np.random.default_rng(0).permutation(episodes[-1])
         for name, own in (("before", episodes[0]), ("after", episodes[-1])):
             if len(own):
                 report[f"adaptation/return_{name}"] = float(own[:, 0].mean())

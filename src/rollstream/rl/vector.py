@@ -114,7 +114,7 @@ class SyncVector(Vector):
         if not first.has_wrapper_attr("sample_task"):
             raise RollstreamError(
                 f"{env_name(first)} has no sample_task(generator), so there are no tasks to adapt to; "
-                f"rollstream.envs:PointNavigation-v0 has some"
+                f"try rollstream.envs:PointNavigation-v0"
             )
         sample = first.get_wrapper_attr("sample_task")
         try:
